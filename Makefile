@@ -1,0 +1,76 @@
+# Two commands set everything up on a machine with python3 (3.11 or newer) and make:
+#   make demo    install with the TPU compiler, plan the built-in models, say where the results are
+#   make test    install for development, run every test
+# Stamp files in the environment keep repeated calls quick.
+
+PYTHON ?= python3
+# The environment of `check-newest`: Python 3.12 or newer with the newest JAX and Flax.
+NEWEST_PYTHON ?= python3.12
+VENV := .venv
+NEWEST := .venv-newest
+BIN := $(VENV)/bin
+DEMO_OUT ?= rematplan-demo
+# Two workers: compile children of the tests take a core each.
+PYTEST_ARGS ?= -n 2
+
+.PHONY: demo test fast check lint types imports check-newest docs clean help
+
+help:
+	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
+	@echo "make check   lint, types, import rules and tests;  make fast   quick tests only;  make clean   remove what was made"
+
+demo: $(VENV)/.demo
+	$(BIN)/rematplan demo --force --out $(DEMO_OUT)
+	@echo "Results are in $(DEMO_OUT)/"
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -m "" $(PYTEST_ARGS)
+
+fast: $(VENV)/.dev
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: lint types imports test
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/basedpyright
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports --no-cache
+
+check-newest: $(NEWEST)/.dev
+	$(NEWEST)/bin/pytest -m "" $(PYTEST_ARGS)
+
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict
+
+clean:
+	rm -rf $(VENV) $(NEWEST) build dist site $(DEMO_OUT) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "rematplan needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1); try: make PYTHON=python3.12 demo"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "no virtual environment: install your system's venv package (Debian: python3-venv)"; exit 1; }
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --editable '.[tpu]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
+$(NEWEST)/.dev: pyproject.toml
+	$(NEWEST_PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
+	$(NEWEST)/bin/python -c 'import jax, flax; print("newest: jax", jax.__version__, "flax", flax.__version__)'
+	@touch $@
