@@ -1,0 +1,309 @@
+"""The records that the interface returns and the command line prints. Plain data; knows no JAX, compiler or solver.
+
+Every record has `to_json()`, whose keys are a contract (JSON Schemas in `report/schemas`), and shows itself in a terminal
+and in a notebook.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rematplan.report.display import Displayed
+from rematplan.target.measurement import Measurement
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums, mappings and sequences as what JSON can hold; numbers that are not finite become None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One array that the forward pass keeps for the backward pass.
+
+    Attributes:
+      bytes: size on one device, unpadded.
+      shape, dtype: as in JAX; a residual of a loop is stacked over its steps.
+      module: path of the module that made it, `blocks/0/attention`; empty outside modules.
+      operation: the primitive that made it; `argument` if it is an argument of the function.
+      location: the user's source line, `model.py:12 (fwd)`.
+      name: the name that a plan would use for it; empty where it has none.
+    """
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    module: str
+    operation: str
+    location: str
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class ResidualGroup:
+    """Residuals that differ only in the index of a repeated layer, as one line.
+
+    `module` has `*` for the index, `bytes` is the sum over all `count` members.
+    """
+
+    count: int
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    module: str
+    operation: str
+    location: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something about a program that a user should know. `code` is stable; `message` is one paragraph."""
+
+    code: str
+    message: str
+    module: str = ""
+    location: str = ""
+
+
+@dataclass(frozen=True)
+class Inspection(Displayed):
+    """What the backward pass of a function saves.
+
+    Attributes:
+      residuals: saved values that are computed by the function, in the order of the program, one entry a value.
+      arguments: arguments (parameters, inputs) that the backward pass reads; they exist anyway.
+      findings: traps met.
+      configuration: what was inspected: "plain", or the policy's name.
+    """
+
+    KIND = "inspect"
+
+    residuals: tuple[Residual, ...]
+    arguments: tuple[Residual, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    configuration: str = "plain"
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum over `residuals`; arguments are not in it."""
+        return sum(residual.bytes for residual in self.residuals)
+
+    @property
+    def argument_bytes(self) -> int:
+        """Sum over `arguments`."""
+        return sum(argument.bytes for argument in self.arguments)
+
+    def groups(self) -> tuple[ResidualGroup, ...]:
+        """`residuals` folded over repeated layers, largest first."""
+        members: dict[tuple[Any, ...], list[Residual]] = {}
+        for residual in self.residuals:
+            # A path component that is a number is the position in a list of layers.
+            module = re.sub(r"(?<![^/])\d+(?![^/])", "*", residual.module)
+            key = (module, residual.shape, residual.dtype, residual.operation, residual.location)
+            members.setdefault(key, []).append(residual)
+        groups = [
+            ResidualGroup(len(same), sum(r.bytes for r in same), shape, dtype, module, operation, location)
+            for (module, shape, dtype, operation, location), same in members.items()
+        ]
+        return tuple(sorted(groups, key=lambda group: -group.bytes))
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys: configuration, total_bytes, argument_bytes, residuals, groups, arguments, findings."""
+        return {
+            "configuration": self.configuration,
+            "total_bytes": self.total_bytes,
+            "argument_bytes": self.argument_bytes,
+            "residuals": plain(self.residuals),
+            "groups": plain(self.groups()),
+            "arguments": plain(self.arguments),
+            "findings": plain(self.findings),
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration and what it costs. `note` says what is special about it, in a few words."""
+
+    name: str
+    measurement: Measurement
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """`name`, `note` and the keys of the measurement."""
+        return {"name": self.name, "note": self.note, **plain(self.measurement.to_json())}
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A configuration that could not be measured, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Comparison(Displayed):
+    """Every hand-written configuration of one workload on one target, in the order they are tried."""
+
+    KIND = "compare"
+
+    target: str
+    rows: tuple[Row, ...]
+    budget_bytes: int | None = None
+    refused: tuple[Refused, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys: target, budget_bytes, rows, refused, findings."""
+        return {
+            "target": self.target,
+            "budget_bytes": self.budget_bytes,
+            "rows": [row.to_json() for row in self.rows],
+            "refused": plain(self.refused),
+            "findings": plain(self.findings),
+        }
+
+
+class Status(Enum):
+    """How a search ended. A search that finds nothing that fits raises `InfeasibleBudget` instead."""
+
+    FITS = "fits"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """No plan of the searched kind is faster than `seconds`, as far as the search can tell; `basis` says how far that is."""
+
+    seconds: float | None
+    basis: str = ""
+
+
+@dataclass(frozen=True)
+class PlanRecord(Displayed):
+    """A plan with the figures it was chosen by.
+
+    Attributes:
+      plan: the plan file's document.
+      predicted: figures said before that very plan was compiled.
+      measured: the compiler's figures for the plan applied.
+      baselines: hand-written configurations to hold it against.
+    """
+
+    KIND = "plan"
+
+    plan: Mapping[str, Any]
+    predicted: Mapping[str, Any]
+    measured: Measurement
+    baselines: tuple[Row, ...]
+    bound: Bound
+    budget_bytes: int
+    status: Status = Status.FITS
+    search: Mapping[str, Any] = field(default_factory=dict)  # seconds spent, compiles done
+    findings: tuple[Finding, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys: plan, predicted, measured, baselines, bound, status, budget_bytes, search, findings."""
+        return {
+            "plan": plain(self.plan),
+            "predicted": plain(self.predicted),
+            "measured": plain(self.measured.to_json()),
+            "baselines": [row.to_json() for row in self.baselines],
+            "bound": plain(self.bound),
+            "status": self.status.value,
+            "budget_bytes": self.budget_bytes,
+            "search": plain(self.search),
+            "findings": plain(self.findings),
+        }
+
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """The plan found for one budget."""
+
+    budget_bytes: int
+    measurement: Measurement
+    plan: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """`budget` in bytes, the keys of the measurement, and `plan`."""
+        return {"budget": self.budget_bytes, **plain(self.measurement.to_json()), "plan": plain(self.plan)}
+
+
+@dataclass(frozen=True)
+class Frontier(Displayed):
+    """Plans from the smallest feasible budget to the fastest found: each point is faster than all that need less."""
+
+    KIND = "frontier"
+
+    target: str
+    points: tuple[FrontierPoint, ...]
+    baselines: tuple[Row, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys: target, points, baselines."""
+        return {
+            "target": self.target,
+            "points": [point.to_json() for point in self.points],
+            "baselines": [row.to_json() for row in self.baselines],
+        }
+
+
+@dataclass(frozen=True)
+class Verification(Displayed):
+    """Whether a planned function computes the same thing as the original.
+
+    Attributes:
+      structure_equal: the planned program without its remat and names is the original one, operation by operation.
+      outputs_max_error, gradients_max_error: largest error relative to the largest magnitude of the array; None if the
+        numbers were not computed.
+      state_equal: module state written by the forward pass agrees.
+      saved_as_planned: what is really saved and recomputed is what the plan says.
+      tolerances: by dtype, what the errors were held against.
+      size: "full", or what was reduced to compute the numbers here.
+      differences: what was wrong, one sentence each; empty if it passed.
+    """
+
+    KIND = "verify"
+
+    structure_equal: bool
+    outputs_max_error: float | None
+    gradients_max_error: float | None
+    state_equal: bool
+    saved_as_planned: bool
+    passed: bool
+    tolerances: Mapping[str, float]
+    size: str
+    differences: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """One key an attribute."""
+        return plain(self)
+
+
+@dataclass(frozen=True)
+class TargetList(Displayed):
+    """The targets that can be named, and whether their compilers are here."""
+
+    KIND = "targets"
+
+    targets: tuple[Mapping[str, Any], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys: targets."""
+        return {"targets": plain(self.targets)}
