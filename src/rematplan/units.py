@@ -38,13 +38,17 @@ def parse_bytes(text: str | int, *, of: int | None = None) -> int:
       InputError: if it cannot be read, is not positive, or is a percentage with nothing to take it of.
     """
     if isinstance(text, bool) or not isinstance(text, (str, int)):
-        raise InputError(f"{text!r} is not an amount of memory; write bytes as 12GiB, 600MiB, 12GB, 80% or a whole number.")
+        raise InputError(
+            f"{text!r} is not an amount of memory; write bytes as 12GiB, 600MiB, 12GB, 80% or a whole number."
+        )
     shown = repr(text)
     match = _NUMBER.fullmatch(str(text).strip().lstrip("+"))
     if match is None:
         if re.match(r"\s*-", str(text)):
             raise InputError(f"{shown} is negative; an amount of memory must be positive, such as 12GiB.")
-        raise InputError(f"{shown} is not an amount of memory; write it as 12GiB, 600MiB, 12GB, 80% or a number of bytes.")
+        raise InputError(
+            f"{shown} is not an amount of memory; write it as 12GiB, 600MiB, 12GB, 80% or a number of bytes."
+        )
     number = float(match["number"].replace("_", ""))
     unit = match["unit"].lower()
     if unit == "%":

@@ -37,7 +37,9 @@ def test_percent_is_of_the_given_memory():
         parse_bytes("120%", of=1000)
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "12G", "12 parsecs", "1,000", "0", 0, "0GiB", "0.4", -1, "-3GiB", "0%", True, None, 1.5])
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "12G", "12 parsecs", "1,000", "0", 0, "0GiB", "0.4", -1, "-3GiB", "0%", True, None, 1.5]
+)
 def test_refuses_what_is_not_a_positive_amount(text):
     with pytest.raises(InputError):
         parse_bytes(text, of=100)

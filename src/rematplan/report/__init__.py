@@ -1,0 +1,1 @@
+"""One record, several renderings: terminal text, JSON, HTML. Knows neither JAX nor how a plan is found."""

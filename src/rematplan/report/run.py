@@ -1,0 +1,102 @@
+"""`Run`: one use of one verb as a file: what was asked, with which versions, and the whole record that came out."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rematplan.errors import InputError, PlanMismatch
+from rematplan.records import plain
+
+FORMAT = "rematplan-run"
+FORMAT_VERSION = 1
+# What decides a figure: the tracer, the model library, and the compilers.
+_PACKAGES = ("rematplan", "jax", "jaxlib", "flax", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt")
+
+
+def versions() -> dict[str, str]:
+    """Installed versions by package, Python's included. Reads package metadata; imports nothing."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@dataclass(frozen=True)
+class Run:
+    """One use of one verb.
+
+    Attributes:
+      verb: "measure", "plan", ...: also the kind of the record.
+      command: the command line's words, without the program's name.
+      target: the target's name; empty for verbs that need none.
+      record: the JSON document that the verb prints under `--json`.
+    """
+
+    verb: str
+    command: tuple[str, ...]
+    versions: Mapping[str, str]
+    target: str
+    record: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """One key an attribute, beside `format` and `version`."""
+        return {"format": FORMAT, "version": FORMAT_VERSION, **plain(self)}
+
+
+def to_text(document: Mapping[str, Any]) -> str:
+    """A JSON document as this package writes it."""
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+      InputError: if the file is missing, cannot be read, or does not hold a whole JSON object.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise InputError(f"{path} is not a whole JSON file ({error}); it may be cut short: write it anew.") from error
+    if not isinstance(document, dict):
+        raise InputError(f"{path} holds {type(document).__name__}, not a plan or a run record.")
+    return document
+
+
+def from_document(document: Mapping[str, Any], *, name: str) -> Run:
+    """The run in a JSON object that was read from the file `name`.
+
+    Raises:
+      InputError: if it is not a run record.
+      PlanMismatch: if it is one of an unknown format version.
+    """
+    if document.get("format") != FORMAT:
+        raise InputError(f"{name} is not a run record; `rematplan VERB ... --run FILE` writes one.")
+    if document.get("version") != FORMAT_VERSION:
+        raise PlanMismatch(
+            f"{name} has format version {document.get('version')!r}, and this rematplan reads {FORMAT_VERSION}; "
+            "run the command again with this version."
+        )
+    missing = [key for key in ("verb", "command", "versions", "target", "record") if key not in document]
+    if missing or not isinstance(document["record"], dict):
+        raise InputError(f"{name} is not a whole run record ({', '.join(missing) or 'record'} missing); write it anew.")
+    return Run(
+        verb=document["verb"],
+        command=tuple(document["command"]),
+        versions=document["versions"],
+        target=document["target"],
+        record=document["record"],
+    )

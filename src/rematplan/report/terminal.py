@@ -1,0 +1,204 @@
+"""A record's JSON -> what a terminal shows. One function for each kind of record; `render` chooses.
+
+Reads plain data only, so that a record from a file and one that was just made look the same.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from rematplan.report import figures
+from rematplan.report.run import Run
+from rematplan.report.summary import what_was_won
+from rematplan.units import format_bytes, format_count, format_seconds
+
+_HTML_COLUMNS = 110
+_GROUPS_SHOWN = 30
+Record = Mapping[str, Any]
+
+
+def render(kind: str, record: Record) -> RenderableType:
+    """The rich rendering of a record of the given kind (a verb of the command line)."""
+    return _RENDERERS[kind](record)
+
+
+def render_text(kind: str, record: Record, *, columns: int | None = None) -> str:
+    """The rendering as plain text, by default as wide as the terminal."""
+    console = Console(file=io.StringIO(), width=columns, color_system=None, record=True)
+    console.print(render(kind, record))
+    return console.export_text().rstrip("\n")
+
+
+def render_html(kind: str, record: Record) -> str:
+    """The rendering as an HTML fragment."""
+    text = render_text(kind, record, columns=_HTML_COLUMNS)
+    return f'<pre style="line-height:1.2;white-space:pre">{html.escape(text)}</pre>'
+
+
+def render_run(run: Run) -> RenderableType:
+    """A run with its heading: what was asked and with which versions."""
+    versions = ", ".join(f"{package} {version}" for package, version in run.versions.items())
+    heading = Text.assemble(("rematplan " + " ".join(run.command), "bold"), "\n", (versions, "dim"), "\n")
+    return Group(heading, render(run.verb, run.record))
+
+
+def stdout() -> Console:
+    """Where results go. A pipe gets lines that do not depend on the size of some terminal."""
+    return Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=False)
+
+
+def _inspection(record: Record) -> RenderableType:
+    groups = record["groups"]
+    title = (
+        f"Saved for the backward pass ({record['configuration']}): {format_bytes(record['total_bytes'])} in "
+        f"{len(record['residuals'])} residuals, beside {format_bytes(record['argument_bytes'])} of arguments"
+    )
+    shown = figures.table(
+        title, "bytes", "count", "shape", "module", "operation", "line", left=("shape", "module", "operation", "line")
+    )
+    for group in groups[:_GROUPS_SHOWN]:
+        shape = f"{group['dtype']}[{','.join(map(str, group['shape']))}]"
+        shown.add_row(
+            format_bytes(group["bytes"]),
+            str(group["count"]),
+            shape,
+            group["module"],
+            group["operation"],
+            group["location"],
+        )
+    rest = groups[_GROUPS_SHOWN:]
+    if rest:
+        shown.add_row(
+            format_bytes(sum(g["bytes"] for g in rest)),
+            str(sum(g["count"] for g in rest)),
+            "(smaller ones)",
+            "",
+            "",
+            "",
+        )
+    note = "Saved bytes are not memory: the compiler may recompute or reuse; `rematplan measure` asks it."
+    return Group(shown, Text(note, style="dim"), *_findings(record["findings"]))
+
+
+def _findings(findings: Sequence[Record]) -> list[RenderableType]:
+    lines: list[RenderableType] = [Text()] if findings else []
+    for finding in findings:
+        where = ", ".join(part for part in (finding.get("module"), finding.get("location")) if part)
+        lines.append(
+            Text.assemble((finding["code"], "bold"), f" {finding['message']}", (f" ({where})" if where else "", "dim"))
+        )
+    return lines
+
+
+def _comparison(record: Record) -> RenderableType:
+    budget = record.get("budget_bytes")
+    title = f"Hand-written configurations on {record['target']}"
+    title += f", budget {format_bytes(budget)}" if budget is not None else ""
+    refused = [Text(f"{item['name']} was not measured: {item['reason']}", style="yellow") for item in record["refused"]]
+    return Group(
+        figures.rows(record["rows"], title=title, budget_bytes=budget), *refused, *_findings(record["findings"])
+    )
+
+
+def _plan(record: Record) -> RenderableType:
+    measured = {"name": "plan", **record["measured"]}
+    budget = record["budget_bytes"]
+    title = f"Plan for {measured['target']} within {format_bytes(budget)}"
+    rows = figures.rows([*record["baselines"], measured], title=title, budget_bytes=budget, highlight="plan")
+    predicted = record["predicted"]
+    parts: list[RenderableType] = [rows, Text()]
+    if predicted.get("peak_bytes") is not None:
+        peak = measured["peak_bytes"]
+        parts.append(
+            Text(
+                f"Predicted before it was compiled: peak {format_bytes(predicted['peak_bytes'])} "
+                f"({predicted['peak_bytes'] / peak - 1:+.1%} of {measured['source']}), "
+                f"time {figures.time_or_dash(predicted.get('seconds'))}."
+            )
+        )
+    bound = record["bound"]
+    if bound.get("seconds") is not None:
+        parts.append(
+            Text(f"Bound: {format_seconds(bound['seconds'])}{': ' + bound['basis'] if bound.get('basis') else ''}.")
+        )
+    spent = ", ".join(f"{key.replace('_', ' ')} {_spent(value)}" for key, value in record.get("search", {}).items())
+    if spent:
+        parts.append(Text(f"Search: {spent}.", style="dim"))
+    parts.append(Text(what_was_won(measured, record["baselines"], budget_bytes=budget), style="bold"))
+    return Group(*parts, *_findings(record.get("findings", ())))
+
+
+def _spent(value: Any) -> str:
+    return format_count(value) if isinstance(value, (int, float)) else str(value)
+
+
+def _frontier(record: Record) -> RenderableType:
+    points = [{"name": format_bytes(point["budget"]), **point} for point in record["points"]]
+    title = f"Plans for {record['target']}, smallest budget first"
+    shown = figures.rows(points, title=title)
+    if not record["baselines"]:
+        return shown
+    return Group(shown, Text(), figures.rows(record["baselines"], title="Hand-written configurations"))
+
+
+def _verification(record: Record) -> RenderableType:
+    shown = figures.table("Verification", "check", "result", left=("check", "result"))
+    yes = {True: "yes", False: "NO"}
+    shown.add_row("same program without its remat and names", yes[record["structure_equal"]])
+    tolerances = ", ".join(f"{dtype} {bound:g}" for dtype, bound in record["tolerances"].items())
+    for label, key in (("largest error of outputs", "outputs_max_error"), ("of gradients", "gradients_max_error")):
+        error = record[key]
+        shown.add_row(label, "not computed" if error is None else f"{error:.2g} (allowed: {tolerances})")
+    shown.add_row("same module state afterwards", yes[record["state_equal"]])
+    shown.add_row("saved and recomputed as planned", yes[record["saved_as_planned"]])
+    shown.add_row("size of the numerical check", record["size"])
+    differences = [Text(f"- {difference}", style="red") for difference in record["differences"]]
+    verdict = Text("passed", style="bold green") if record["passed"] else Text("FAILED", style="bold red")
+    return Group(shown, *differences, verdict)
+
+
+def _targets(record: Record) -> RenderableType:
+    shown = figures.table(
+        "Targets", "name", "compiler", "memory", "compiler sees", "bandwidth", "bf16 peak", "data sheet",
+        left=("name", "compiler", "data sheet"),
+    )  # fmt: skip
+    for target in record["targets"]:
+        bandwidth, peak = target.get("bandwidth"), target.get("bf16_flops")
+        shown.add_row(
+            target["name"],
+            "installed" if target["installed"] else target.get("hint") or "missing",
+            figures.bytes_or_dash(target.get("memory_bytes")),
+            figures.bytes_or_dash(target.get("compiler_memory_bytes")),
+            "-" if bandwidth is None else f"{format_count(bandwidth)}B/s",
+            "-" if peak is None else f"{format_count(peak)}FLOP/s",
+            target.get("source", ""),
+        )
+    return shown
+
+
+def _demo(record: Record) -> RenderableType:
+    parts: list[RenderableType] = []
+    for run in record["runs"]:
+        rows = [*run["baselines"], *run["plans"]]
+        parts += [figures.rows(rows, title=f"{run['workload']} on {run['target']}: {run['description']}")]
+        parts += [Text(run["verified"]), Text(run["sentence"], style="bold"), Text()]
+    return Group(*parts)
+
+
+_RENDERERS: dict[str, Callable[[Record], RenderableType]] = {
+    "compare": _comparison,
+    "demo": _demo,
+    "frontier": _frontier,
+    "inspect": _inspection,
+    "measure": figures.measurement,
+    "plan": _plan,
+    "targets": _targets,
+    "verify": _verification,
+}
