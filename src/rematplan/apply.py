@@ -1,0 +1,172 @@
+"""A configuration and a traced program -> the same program, checkpointed.
+
+Comes in: `Traced` and a `Configuration`. Goes out: a function of the program's flat inputs. Each region runs under
+`jax.checkpoint` with its saved values named; everything else runs as traced. Knows no solver and no compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+from jax.extend import core as jex
+
+from rematplan.errors import PlanMismatch
+from rematplan.program import evaluate
+from rematplan.program.configuration import Configuration, Region
+from rematplan.program.residuals import is_inexact
+from rematplan.program.trace import Equation, Traced, trace_jaxpr
+
+
+def configured(traced: Traced, configuration: Configuration) -> Callable[..., list[Any]]:
+    """The program under a configuration, as a function of its flat inputs that returns its flat outputs.
+
+    Raises:
+      PlanMismatch: a region holds an operation that must run exactly once (a callback or an ordered effect), or regions
+        overlap.
+    """
+    _check(traced, configuration)
+    last_use = traced.graph.last_use()
+
+    def function(*leaves: Any) -> list[Any]:
+        env = dict(zip(traced.graph.inputs, leaves, strict=True))
+        env.update(traced.constants)
+        position = 0
+        for region in configuration.regions:
+            _run(traced, configuration, position, region.start, env)
+            _run_region(traced, configuration, region, last_use, env)
+            position = region.stop
+        _run(traced, configuration, position, len(traced.equations), env)
+        return evaluate.outputs(traced, env)
+
+    return function
+
+
+def _check(traced: Traced, configuration: Configuration) -> None:
+    position = 0
+    for region in configuration.regions:
+        if region.start < position or region.stop > len(traced.equations):
+            raise PlanMismatch(f"regions overlap or run past the program at operation {region.start}")
+        position = region.stop
+        for op in traced.graph.operations[region.start : region.stop]:
+            if op.barrier:
+                raise PlanMismatch(
+                    f"the region from operation {region.start} to {region.stop} would run {op.name} ({op.location}) twice: "
+                    "callbacks and ordered effects stay outside regions; end the region before it"
+                )
+
+
+def _run(
+    traced: Traced,
+    configuration: Configuration,
+    start: int,
+    stop: int,
+    env: dict[int, Any],
+    names: Mapping[int, str] | None = None,
+) -> None:
+    """Evaluates operations `[start, stop)`, naming the values in `names`."""
+    for index in range(start, stop):
+        equation = traced.equations[index]
+        inner = configuration.loop(index)
+        named = {o: names[o] for o in equation.outputs if o in names} if names else {}
+        own = bool(named) and not set(named).isdisjoint(traced.graph.operations[index].needed)
+        if inner is not None:
+            function = _loop(equation, traced.bodies[index], inner)
+        elif own:
+            function = _named_in_derivative(equation, named)
+        else:
+            function = evaluate.as_function(equation)
+        results = function(*[env[i] for i in equation.inputs])
+        for output, result in zip((o for o in equation.outputs if o >= 0), results, strict=True):
+            env[output] = checkpoint_name(result, named[output]) if output in named and not own else result
+
+
+def _run_region(
+    traced: Traced, configuration: Configuration, region: Region, last_use: Sequence[int], env: dict[int, Any]
+) -> None:
+    equations = traced.equations[region.start : region.stop]
+    defined = {o for e in equations for o in e.outputs if o >= 0}
+    inputs = list(dict.fromkeys(i for e in equations for i in e.inputs if i not in defined))
+    outputs = [o for e in equations for o in e.outputs if o >= 0 and last_use[o] >= region.stop]
+    names = {v: traced.graph.values[v].name for v in region.saved}
+
+    def body(*arguments: Any) -> list[Any]:
+        inner = dict(zip(inputs, arguments, strict=True))
+        _run(traced, configuration, region.start, region.stop, inner, names)
+        return [inner[o] for o in outputs]
+
+    checkpointed = jax.checkpoint(body, policy=_policy(region, names), prevent_cse=region.prevent_cse)
+    env.update(zip(outputs, checkpointed(*[env[i] for i in inputs]), strict=True))
+
+
+def _policy(region: Region, names: Mapping[int, str]) -> Callable[..., bool] | None:
+    if region.policy is not None:
+        return getattr(jax.checkpoint_policies, region.policy)
+    # a list of names means the same under both of JAX's remat implementations; None is full recompute
+    return jax.checkpoint_policies.save_only_these_names(*sorted(names.values())) if names else None
+
+
+def _loop(equation: Equation, body: Traced, configuration: Configuration) -> Callable[..., list[Any]]:
+    """The loop with a checkpointed body."""
+    function = configured(body, configuration)
+    shapes = [jax.ShapeDtypeStruct(body.avals[i].shape, body.avals[i].dtype) for i in body.graph.inputs]
+    closed = jax.make_jaxpr(function)(*shapes)
+    eqn = equation.eqn.replace(params={**equation.eqn.params, "jaxpr": closed})
+    return evaluate.as_function(Equation(eqn, equation.inputs, equation.outputs))
+
+
+def _named_in_derivative(equation: Equation, named: Mapping[int, str]) -> Callable[..., list[Any]]:
+    """The equation with its outputs named where its own derivative reads them.
+
+    A derivative rule that reads its output (exp, tanh, rsqrt, ...) would otherwise read the unnamed value, so naming the
+    result alone saves it and recomputes it all the same.
+    """
+    function = evaluate.as_function(equation)
+    kept = [o for o in equation.outputs if o >= 0]
+    results = [v.aval for v in equation.eqn.outvars if not isinstance(v, jex.DropVar)]
+    inexact = [i for i, v in enumerate(equation.variables()) if is_inexact(v.aval)]
+    inexact_results = [i for i, a in enumerate(results) if is_inexact(a)]
+
+    def name_all(outs: Sequence[Any]) -> list[Any]:
+        return [checkpoint_name(x, named[o]) if o in named else x for o, x in zip(kept, outs, strict=True)]
+
+    @jax.custom_jvp
+    def wrapped(*inputs: Any) -> list[Any]:
+        return name_all(function(*inputs))
+
+    @wrapped.defjvp
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:  # pyright: ignore[reportUnusedFunction]
+        def derivative(inputs: Sequence[Any], directions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            def primal(*differentiated: Any) -> tuple[list[Any], list[Any]]:
+                full = list(inputs)
+                for position, x in zip(inexact, differentiated, strict=True):
+                    full[position] = x
+                out = function(*full)
+                return [out[i] for i in inexact_results], out
+
+            _, out_tangents, out = jax.jvp(primal, [inputs[i] for i in inexact], directions, has_aux=True)
+            return out, out_tangents
+
+        directions = [tangents[i] for i in inexact]
+        flat = trace_jaxpr(jax.make_jaxpr(derivative)(list(primals), directions), differentiated=())
+        env = dict(zip(flat.graph.inputs, [*primals, *directions], strict=True))
+        env.update(flat.constants)
+        inside = {
+            v: named[o]
+            for o, v in zip(kept, flat.outputs[: len(kept)], strict=True)
+            if o in named and not isinstance(v, jex.Literal)
+        }
+        for inner in flat.equations:
+            evaluate.run([inner], env)
+            for o in inner.outputs:
+                if o in inside:
+                    env[o] = checkpoint_name(env[o], inside[o])
+        outs = evaluate.outputs(flat, env)
+        given = dict(zip(inexact_results, outs[len(kept) :], strict=True))
+        zeros = [np.zeros(a.shape, jax.dtypes.float0) if i not in given else given[i] for i, a in enumerate(results)]
+        return outs[: len(kept)], zeros
+
+    return wrapped

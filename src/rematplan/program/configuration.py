@@ -1,0 +1,45 @@
+"""Where a program is checkpointed and what is saved there, by operation and value number of one `Graph`.
+
+Plain data between planners (which choose one), `apply` (which runs one) and `Plan` (which writes one down by name).
+Does not know JAX.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Region:
+    """Consecutive operations `[start, stop)` under one `jax.checkpoint`.
+
+    Attributes:
+      saved: ids of values defined inside that are kept for the backward pass; everything else is recomputed.
+      policy: instead of `saved`, the name of a policy in `jax.checkpoint_policies` (hand-written configurations only).
+      prevent_cse: as in `jax.checkpoint`; needless in the body of a loop, where forward and backward are loops apart.
+    """
+
+    start: int
+    stop: int
+    saved: frozenset[int] = frozenset()
+    policy: str | None = None
+    prevent_cse: bool = True
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Regions in order, disjoint; and what is configured inside the bodies of loops.
+
+    Attributes:
+      loops: pairs of a loop's operation index and the configuration of its body.
+    """
+
+    regions: tuple[Region, ...] = ()
+    loops: tuple[tuple[int, Configuration], ...] = ()
+
+    def loop(self, operation: int) -> Configuration | None:
+        """The configuration of the body of one loop, None if it is left as it is."""
+        return next((c for index, c in self.loops if index == operation), None)
+
+
+PLAIN = Configuration()
