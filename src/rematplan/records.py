@@ -1,7 +1,7 @@
 """The records that the interface returns and the command line prints. Plain data; knows no JAX, compiler or solver.
 
-Every record has `to_json()`, whose keys are a contract (JSON Schemas in `report/schemas`), and shows itself in a terminal
-and in a notebook.
+Every record has `to_json()`, whose keys are a contract (JSON Schemas in `report/schemas`), and shows itself in a
+terminal and in a notebook.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Bound:
-    """No plan of the searched kind is faster than `seconds`, as far as the search can tell; `basis` says how far that is."""
+    """No plan of the searched kind is faster than `seconds`; `basis` says what that rests on."""
 
     seconds: float | None
     basis: str = ""

@@ -55,7 +55,8 @@ def parse_bytes(text: str | int, *, of: int | None = None) -> int:
         return _percentage(number, of=of, shown=shown)
     if unit and unit not in _FACTORS:
         raise InputError(
-            f"{shown} has an unknown unit {match['unit']!r}; use B, KiB, MiB, GiB, TiB (binary) or KB, MB, GB, TB (decimal)."
+            f"{shown} has an unknown unit {match['unit']!r}; "
+            "use B, KiB, MiB, GiB, TiB (binary) or KB, MB, GB, TB (decimal)."
         )
     # Whole bytes stay exact: a float holds only 53 bits.
     digits = match["number"].replace("_", "")

@@ -1,4 +1,4 @@
-"""How a record shows itself: in a rich console, in a notebook, and as text. One base class; it does not know any record.
+"""How a record shows itself: in a rich console, in a notebook, and as text. One base class; it knows no record.
 
 Comes in: a record's `KIND` and `to_json()`. The renderers read that plain data only, so a record that was loaded from a
 file looks as it did when it was made. rich is imported when something is shown, not before.

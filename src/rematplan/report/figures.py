@@ -164,7 +164,7 @@ def rows(
 
 
 def fits(record: Mapping[str, Any], budget_bytes: int) -> bool:
-    """Whether a measured configuration fits: by the compiler's own word where it was asked, else by what it requires."""
+    """Whether a measured configuration fits: by the compiler's word where it was asked, else by what it requires."""
     if record.get("limit_bytes") == budget_bytes and record.get("fits_limit") is not None:
         return bool(record["fits_limit"])
     return record["required_bytes"] <= budget_bytes

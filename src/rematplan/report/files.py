@@ -50,7 +50,7 @@ def check_folder(path: str | os.PathLike[str], *, existing: Existing = Existing.
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, existing: Existing = Existing.REFUSE) -> Path:
-    """Writes `text` to `path` all at once: an interruption leaves the old file, or none, and never a part of the new one."""
+    """Writes `text` to `path` all at once: an interruption leaves the old file, or none, never half of one."""
     path = check_destination(path, existing=existing)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
