@@ -1,0 +1,264 @@
+"""A plan: where to checkpoint and what to save there, by name; a JSON file that people can read in a diff.
+
+Comes in: a configuration of a traced program, or a file. Goes out: `Plan`, and from a plan and a traced program the
+configuration again. Does not know how a plan was found, nor how it is applied.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rematplan.errors import InputError, PlanMismatch
+from rematplan.program.configuration import Configuration, Region
+from rematplan.program.graph import Graph
+from rematplan.report.files import Existing, write_text
+from rematplan.target.measurement import Measurement
+
+FORMAT = "rematplan/plan"
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class PlanRegion:
+    """One `jax.checkpoint` region, by the names of its first and last operation; `saved` are names of values.
+
+    Attributes:
+      module: the module path that the region follows, empty if it does not follow one.
+    """
+
+    first: str
+    last: str
+    saved: tuple[str, ...] = ()
+    module: str = ""
+    prevent_cse: bool = True
+
+
+@dataclass(frozen=True)
+class PlanLoop:
+    """What is planned inside the body of one loop. Names are those of the body."""
+
+    operation: str
+    regions: tuple[PlanRegion, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checkpointing plan.
+
+    Attributes:
+      regions, loops: what to do.
+      fingerprint: of the structure that the plan was made for; not of versions, shapes or constants.
+      modules: the same by module, so that a mismatch can say what changed.
+      shapes: hash of the argument shapes; with other shapes the plan applies but its figures do not count.
+      target, budget_bytes: what it was made for.
+      predicted: figures said before any compile of this very plan.
+      measured: figures of this plan on the target's compiler.
+      baselines: hand-written configurations beside it: name -> figures.
+      bound: least seconds under the same menus and cost model, and what that does not cover.
+      notes: decisions that a reader should know, such as the user's own regions that were kept.
+      measurement: the full measurement, with its timeline; not part of the file.
+    """
+
+    regions: tuple[PlanRegion, ...] = ()
+    loops: tuple[PlanLoop, ...] = ()
+    fingerprint: str = ""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    shapes: str = ""
+    name: str = ""
+    target: str = ""
+    budget_bytes: int | None = None
+    status: str = ""
+    predicted: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    baselines: tuple[Mapping[str, Any], ...] = ()
+    bound: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    measurement: Measurement | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def saved(self) -> tuple[str, ...]:
+        """Every saved name, in program order, loops last."""
+        regions = [*self.regions, *(r for loop in self.loops for r in loop.regions)]
+        return tuple(name for region in regions for name in region.saved)
+
+    def to_json(self) -> dict[str, Any]:
+        """The file's content."""
+        content = {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in {"measurement", "name"}
+        }
+        content["regions"] = [dataclasses.asdict(r) for r in self.regions]
+        content["loops"] = [dataclasses.asdict(loop) for loop in self.loops]
+        return {"format": FORMAT, "version": VERSION, "workload": self.name, **content}
+
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Writes the plan, whole or not at all.
+
+        Raises:
+          InputError: the file exists and `force` is not set, or it cannot be written.
+        """
+        existing = Existing.REPLACE if force else Existing.REFUSE
+        write_text(path, json.dumps(self.to_json(), indent=1) + "\n", existing=existing)
+
+    @classmethod
+    def load(cls, source: Plan | str | Path | Mapping[str, Any]) -> Plan:
+        """A plan from a file, a parsed file or a plan.
+
+        Raises:
+          InputError: there is no such file.
+          PlanMismatch: the file is not a plan, is cut short, or of a version that this rematplan does not know.
+        """
+        if isinstance(source, Plan):
+            return source
+        if isinstance(source, Mapping):
+            return _from_json(source, "the plan")
+        path = Path(source)
+        try:
+            text = path.read_text()
+        except OSError as error:
+            raise InputError(f"plan {path} cannot be read: {error.strerror or error}; give the file that `-o` wrote") from error
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            raise PlanMismatch(
+                f"plan {path} is not valid JSON ({error}); the file was cut short or edited by hand: write it again with "
+                "`rematplan plan -o`"
+            ) from error
+        return _from_json(content, f"plan {path}")
+
+    def code(self) -> str:
+        """The equivalent hand-written code, where regions follow modules."""
+        from rematplan.report.code import plan_code  # the writer is not needed to plan
+
+        return plan_code(self)
+
+    def __str__(self) -> str:
+        from rematplan.report.code import plan_text
+
+        return plan_text(self)
+
+
+def _from_json(content: Any, label: str) -> Plan:
+    if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+        raise PlanMismatch(f"{label} is not a rematplan plan (no `format: {FORMAT}`); give a file that `rematplan plan -o` wrote")
+    if content.get("version") != VERSION:
+        raise PlanMismatch(
+            f"{label} has format version {content.get('version')!r}, this rematplan reads version {VERSION}; plan again, or "
+            "use the rematplan that wrote it"
+        )
+    try:
+        known = {f.name for f in dataclasses.fields(Plan)} - {"measurement", "regions", "loops", "name"}
+        values = {k: _frozen(v) for k, v in content.items() if k in known}
+        regions = tuple(_region(r) for r in content["regions"])
+        loops = tuple(PlanLoop(loop["operation"], tuple(map(_region, loop["regions"]))) for loop in content["loops"])
+        return Plan(regions=regions, loops=loops, name=content.get("workload", ""), **values)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PlanMismatch(f"{label} is incomplete ({error!r}); write it again with `rematplan plan -o`") from error
+
+
+def _region(content: Mapping[str, Any]) -> PlanRegion:
+    return PlanRegion(**{**content, "saved": tuple(content["saved"])})
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def describe(configuration: Configuration, graph: Graph, bodies: Mapping[int, Graph]) -> tuple[tuple[PlanRegion, ...], tuple[PlanLoop, ...]]:
+    """A configuration by name."""
+    loops = tuple(
+        PlanLoop(graph.operations[index].name, tuple(_named(r, bodies[index]) for r in inner.regions))
+        for index, inner in configuration.loops
+    )
+    return tuple(_named(r, graph) for r in configuration.regions), loops
+
+
+def _named(region: Region, graph: Graph) -> PlanRegion:
+    operations = graph.operations[region.start : region.stop]
+    return PlanRegion(
+        first=operations[0].name,
+        last=operations[-1].name,
+        saved=tuple(graph.values[v].name for v in sorted(region.saved)),
+        module=module_of(region, graph),
+        prevent_cse=region.prevent_cse,
+    )
+
+
+def module_of(region: Region, graph: Graph) -> str:
+    """The module whose call is exactly this region; empty if there is none."""
+    paths = [op.module.split("/") for op in graph.operations[region.start : region.stop]]
+    common: list[str] = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        common.append(parts[0])
+    path = "/".join(common)
+    inside = lambda module: module == path or module.startswith(path + "/")  # noqa: E731
+    before = graph.operations[region.start - 1].module if region.start else ""
+    after = graph.operations[region.stop].module if region.stop < len(graph.operations) else ""
+    return path if path and not inside(before) and not inside(after) else ""
+
+
+def resolve(plan: Plan, graph: Graph, bodies: Mapping[int, Graph]) -> Configuration:
+    """The configuration that a plan means for a program.
+
+    Raises:
+      PlanMismatch: the program has another structure than the one that the plan was made for; the message says where.
+    """
+    if plan.fingerprint and plan.fingerprint != graph.fingerprint:
+        raise PlanMismatch(
+            f"the plan was made for another function (structure {plan.fingerprint}, here {graph.fingerprint}): "
+            f"{_difference(plan.modules, module_fingerprints(graph))}; plan again for this function"
+        )
+    operation = {op.name: op.index for op in graph.operations}
+    regions = tuple(_resolved(r, graph) for r in plan.regions)
+    loops = []
+    for loop in plan.loops:
+        index = operation.get(loop.operation)
+        if index is None or index not in bodies:
+            raise PlanMismatch(f"the plan names a loop {loop.operation!r} that this function does not have; plan again")
+        loops.append((index, Configuration(tuple(_resolved(r, bodies[index]) for r in loop.regions))))
+    return Configuration(regions, tuple(loops))
+
+
+def _resolved(region: PlanRegion, graph: Graph) -> Region:
+    operation = {op.name: op.index for op in graph.operations}
+    value = {v.name: v.id for v in graph.values}
+    missing = [n for n in (region.first, region.last) if n not in operation] + [n for n in region.saved if n not in value]
+    if missing:
+        raise PlanMismatch(f"the plan names {missing[0]!r}, which this function does not have; plan again for this function")
+    start, stop = operation[region.first], operation[region.last] + 1
+    return Region(start, stop, frozenset(value[n] for n in region.saved), prevent_cse=region.prevent_cse)
+
+
+def module_fingerprints(graph: Graph) -> dict[str, str]:
+    """Hash of the operations of each module."""
+    text: dict[str, list[str]] = defaultdict(list)
+    for op in graph.operations:
+        text[op.module].append(op.primitive + (op.subprogram.graph.fingerprint if op.subprogram else ""))
+    return {module: hashlib.sha256(" ".join(ops).encode()).hexdigest()[:8] for module, ops in text.items()}
+
+
+def shapes_fingerprint(graph: Graph) -> str:
+    """Hash of the shapes and types of the arguments."""
+    text = [f"{graph.values[i].dtype}{graph.values[i].shape}" for i in graph.inputs]
+    return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
+
+
+def _difference(planned: Mapping[str, str], here: Mapping[str, str]) -> str:
+    gone = [m for m in planned if m not in here]
+    new = [m for m in here if m not in planned]
+    changed = [m for m in planned if m in here and planned[m] != here[m]]
+    parts = []
+    for label, modules in (("changed", changed), ("missing", gone), ("new", new)):
+        if modules:
+            shown = ", ".join(m or "the function itself" for m in modules[:3])
+            parts.append(f"{label}: {shown}" + (f" and {len(modules) - 3} more" if len(modules) > 3 else ""))
+    return "; ".join(parts) or "the same modules are wired differently"
