@@ -1,0 +1,259 @@
+"""A graph -> a chain of blocks, repeated ones recognised.
+
+Comes in: a `Graph`. Goes out: `Block`s that cover its operations in order, and `Run`s of repeated blocks. Blocks
+meet at cut points (`cuts.py`), where few bytes are live. Two blocks with the same key compute the same thing up to
+scalar literals, so that they can be planned and measured once. Knows neither JAX nor budgets.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate
+
+from rematplan.planner.cuts import common_depth, cut_points, heavy_operations, last_read, producers, work
+from rematplan.program.graph import Graph, Operation, Value, ValueKind
+
+
+class Granularity(Enum):
+    """How finely a program is cut."""
+
+    FINE = "fine"  # at every good cut point: attention and MLP of a transformer layer are two blocks
+    COARSE = "coarse"  # one block for each period of a repeated pattern: a transformer layer is one block
+
+
+@dataclass(frozen=True)
+class Block:
+    """The operations `[start, stop)` of a graph.
+
+    Attributes:
+      index: position in the chain.
+      inputs: intermediates of earlier blocks that this block reads, in order of first use.
+      arguments: parameters, inputs and constants that it reads, in order of first use.
+      outputs: values defined here that later blocks read or the program returns.
+      live_in, live_out: all intermediates that are live across its start and its stop, read here or not.
+      key: equal for blocks of the same structure: operations, wiring, shapes and dtypes, what the backward pass needs.
+        Parameters are numbered by first use; scalar literals and names may differ.
+      flops: of its operations.
+      module: the longest module path that all its operations share.
+      barrier: holds an operation that must not stand in a region.
+    """
+
+    index: int
+    start: int
+    stop: int
+    inputs: tuple[int, ...]
+    arguments: tuple[int, ...]
+    outputs: tuple[int, ...]
+    live_in: tuple[int, ...]
+    live_out: tuple[int, ...]
+    key: str
+    flops: float
+    module: str = ""
+    barrier: bool = False
+
+
+@dataclass(frozen=True)
+class Run:
+    """`count` repetitions of `period` consecutive blocks, starting at block `first`. `keys` are those of one period."""
+
+    first: int
+    period: int
+    count: int
+    keys: tuple[str, ...]
+
+    @property
+    def stop(self) -> int:
+        """The first block after the run."""
+        return self.first + self.period * self.count
+
+
+def blocks(graph: Graph, *, granularity: Granularity = Granularity.FINE) -> tuple[Block, ...]:
+    """The chain of blocks of a graph. Deterministic; every operation is in exactly one block.
+
+    Args:
+      granularity: `FINE` cuts at every good cut point; `COARSE` joins each period of a repeated pattern to one block.
+    """
+    if not graph.operations:
+        return ()
+    points = cut_points(graph)
+    fine = _between(graph, [p.position for p in points])
+    tail = _tail_cut(graph, fine)
+    if tail is not None:
+        fine = _between(graph, [*(p.position for p in points), tail])
+    if granularity is Granularity.FINE:
+        return fine
+    starts = {b.index for b in fine}
+    for run in runs(fine, depths=[0, *(p.depth for p in points), 0]):
+        starts -= {run.first + k for k in range(run.period * run.count) if k % run.period}
+    return _between(graph, [fine[i].start for i in sorted(starts) if i])
+
+
+def runs(chain: Sequence[Block], *, depths: Sequence[int] | None = None) -> tuple[Run, ...]:
+    """Runs of repeated blocks, in chain order, disjoint; the longest in work are found first.
+
+    Args:
+      depths: by block, how deep in the module tree the boundary at its start lies. Where a run can begin at several
+        blocks of its period (attention first or MLP first), the one with the shallowest boundary is taken, even if that
+        costs one repetition.
+    """
+    keys = [b.key for b in chain]
+    weight = [b.flops for b in chain]
+    found: list[Run] = []
+    stack = [(0, len(keys))]
+    while stack:
+        low, high = stack.pop()
+        best = _longest_run(keys, weight, low, high)
+        if best is None:
+            continue
+        if depths is not None:
+            best = _rephase(best, keys, depths, low, high)
+        found.append(best)
+        stack += [(low, best.first), (best.stop, high)]
+    return tuple(sorted(found, key=lambda r: r.first))
+
+
+def _longest_run(keys: Sequence[str], weight: Sequence[float], low: int, high: int) -> Run | None:
+    done = [0.0, *accumulate(weight)]
+    best: tuple[float, int, int, int] | None = None
+    for period in range(1, (high - low) // 2 + 1):
+        matched = 0
+        for i in range(high - period - 1, low - 1, -1):
+            # matched: how many keys from i on equal the key one period later
+            matched = matched + 1 if keys[i] == keys[i + period] else 0
+            count = 1 + matched // period
+            if count < 2:
+                continue
+            covered = done[i + count * period] - done[i] or float(count * period)
+            # most work covered, then the shortest period, then the earliest start
+            candidate = (covered, -period, -i, count)
+            if best is None or candidate[:3] > best[:3]:
+                best = candidate
+    if best is None:
+        return None
+    _, period, first, count = best[0], -best[1], -best[2], best[3]
+    return Run(first, period, count, tuple(keys[first : first + period]))
+
+
+def _rephase(run: Run, keys: Sequence[str], depths: Sequence[int], low: int, high: int) -> Run:
+    """The same run begun where the module boundary is shallowest."""
+    options: list[tuple[int, int, int]] = []
+    for first in range(max(low, run.first - run.period + 1), run.first + run.period):
+        stop = first
+        while stop + run.period <= high and keys[stop : stop + run.period] == keys[first : first + run.period]:
+            stop += run.period
+        count = (stop - first) // run.period
+        if count >= max(2, run.count - 1):
+            options.append((depths[first], -count, first))
+    _, count, first = min(options)
+    return Run(first, run.period, -count, tuple(keys[first : first + run.period]))
+
+
+def _tail_cut(graph: Graph, chain: Sequence[Block]) -> int | None:
+    """Where the last block is a copy of an earlier one followed by light operations (a loss): the end of the copy."""
+    last = chain[-1]
+    heavy = [i for i in heavy_operations(graph) if i >= last.start]
+    for block in chain[-2::-1]:
+        stop = last.start + block.stop - block.start
+        if (not heavy or stop > heavy[-1]) and stop < last.stop:
+            copy = _between(graph, [last.start, stop])[1]
+            if copy.key == block.key:
+                return stop
+    return None
+
+
+def _between(graph: Graph, positions: Iterable[int]) -> tuple[Block, ...]:
+    bounds = [0, *positions, len(graph.operations)]
+    reads = last_read(graph)
+    made_by = producers(graph)
+    returned = set(graph.outputs)
+    keyed = _Keys(graph)
+    weight = work(graph)
+    live: tuple[int, ...] = ()
+    chain: list[Block] = []
+    for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        operations = graph.operations[start:stop]
+        read = dict.fromkeys(v for op in operations for v in op.inputs)
+        outside = [v for v in read if made_by[v] < start]
+        defined = [v for op in operations for v in op.outputs]
+        outputs = tuple(v for v in defined if reads[v] >= stop or v in returned)
+        live_out = tuple(v for v in (*live, *defined) if reads[v] >= stop)
+        is_intermediate = lambda v: graph.values[v].kind is ValueKind.INTERMEDIATE  # noqa: E731
+        chain.append(
+            Block(
+                index=index,
+                start=start,
+                stop=stop,
+                inputs=tuple(v for v in outside if is_intermediate(v)),
+                arguments=tuple(v for v in outside if not is_intermediate(v)),
+                outputs=outputs,
+                live_in=live,
+                live_out=live_out,
+                key=keyed(operations, outputs),
+                flops=float(sum(weight[start:stop])),
+                module=_shared_module(operations),
+                barrier=any(op.barrier for op in operations),
+            )
+        )
+        live = live_out
+    return tuple(chain)
+
+
+def _shared_module(operations: Sequence[Operation]) -> str:
+    paths = [op.module for op in operations if op.module]
+    if not paths:
+        return ""
+    depth = min(common_depth(paths[0], p) for p in paths)
+    return "/".join(paths[0].split("/")[:depth])
+
+
+class _Keys:
+    """Canonical hashes of stretches of operations. Nested programs are hashed once."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._nested: dict[int, str] = {}
+
+    def __call__(self, operations: Sequence[Operation], outputs: Sequence[int]) -> str:
+        return _hash(self._lines(self._graph, operations, outputs))
+
+    def _lines(self, graph: Graph, operations: Sequence[Operation], outputs: Sequence[int]) -> list[str]:
+        number: dict[int, int] = {}
+
+        def wire(value: int) -> str:
+            known = number.get(value)
+            if known is not None:
+                return str(known)
+            number[value] = len(number)
+            return f"{number[value]}:{_type(graph.values[value])}"
+
+        lines: list[str] = []
+        for op in operations:
+            made = set(op.outputs)
+            read = " ".join(map(wire, op.inputs))
+            wrote = " ".join(map(wire, op.outputs))
+            # a set, so that the order in which needs were found does not matter
+            needs = " ".join(sorted(f"{wire(v)}{'o' if v in made else ''}" for v in op.needed))
+            lines.append(f"{op.signature or op.primitive}|{read}|{wrote}|{needs}|{op.barrier}|{self._subprogram(op)}")
+        lines.append("returns " + " ".join(map(wire, outputs)))
+        return lines
+
+    def _subprogram(self, op: Operation) -> str:
+        if op.subprogram is None:
+            return ""
+        sub = op.subprogram
+        if id(sub.graph) not in self._nested:
+            inner = self._lines(sub.graph, sub.graph.operations, sub.graph.outputs)
+            self._nested[id(sub.graph)] = _hash(inner)
+        return f"{sub.kind.value}*{sub.length}/{sub.constants}/{sub.carries}:{self._nested[id(sub.graph)]}"
+
+
+def _type(value: Value) -> str:
+    kind = "" if value.kind is ValueKind.INTERMEDIATE else value.kind.value
+    return f"{kind}{value.dtype}{list(value.shape)}"
+
+
+def _hash(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
