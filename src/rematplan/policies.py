@@ -26,7 +26,7 @@ HAND_WRITTEN = (
     "whole-dots",
     "compiler",
 )
-# Those of jax.checkpoint_policies that are policies themselves; the others there are functions that make one (jax 0.10.2).
+# Those of jax.checkpoint_policies that are policies; the others there are functions that make one (jax 0.10.2).
 JAX_POLICIES = (
     "everything_saveable",
     "nothing_saveable",

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -180,56 +180,33 @@ class Comparison(Displayed):
         }
 
 
-class Status(Enum):
-    """How a search ended. A search that finds nothing that fits raises `InfeasibleBudget` instead."""
-
-    FITS = "fits"
-
-
-@dataclass(frozen=True)
-class Bound:
-    """No plan of the searched kind is faster than `seconds`; `basis` says what that rests on."""
-
-    seconds: float | None
-    basis: str = ""
-
-
 @dataclass(frozen=True)
 class PlanRecord(Displayed):
-    """A plan with the figures it was chosen by.
+    """A plan with the figures it was chosen by, all as JSON-ready data, since a plan file holds them so.
 
     Attributes:
       plan: the plan file's document.
       predicted: figures said before that very plan was compiled.
-      measured: the compiler's figures for the plan applied.
-      baselines: hand-written configurations to hold it against.
+      measured: keys of a measurement: the compiler's figures for the plan applied.
+      baselines: rows: hand-written configurations to hold it against.
+      bound: `seconds`, and what that rests on.
+      status: "fits"; a search that finds nothing that fits raises `InfeasibleBudget` instead.
     """
 
     KIND = "plan"
 
     plan: Mapping[str, Any]
     predicted: Mapping[str, Any]
-    measured: Measurement
-    baselines: tuple[Row, ...]
-    bound: Bound
+    measured: Mapping[str, Any]
+    baselines: tuple[Mapping[str, Any], ...]
+    bound: Mapping[str, Any]
     budget_bytes: int
-    status: Status = Status.FITS
-    search: Mapping[str, Any] = field(default_factory=dict)  # seconds spent, compiles done
-    findings: tuple[Finding, ...] = ()
+    status: str
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Keys: plan, predicted, measured, baselines, bound, status, budget_bytes, search, findings."""
-        return {
-            "plan": plain(self.plan),
-            "predicted": plain(self.predicted),
-            "measured": plain(self.measured.to_json()),
-            "baselines": [row.to_json() for row in self.baselines],
-            "bound": plain(self.bound),
-            "status": self.status.value,
-            "budget_bytes": self.budget_bytes,
-            "search": plain(self.search),
-            "findings": plain(self.findings),
-        }
+        """One key an attribute."""
+        return plain(self)
 
 
 @dataclass(frozen=True)

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from enum import Enum
 from pathlib import Path
 
 from rematplan.errors import InputError
 
 
-class Existing(Enum):
-    """What happens to a file that is there already."""
-
-    REFUSE = "refuse"
-    REPLACE = "replace"
-
-
-def check_destination(path: str | os.PathLike[str], *, existing: Existing = Existing.REFUSE) -> Path:
-    """Whether `path` can be written, asked before the work that fills it.
+def check_destination(path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """Whether `path` can be written, asked before the work that fills it; `force` allows replacing.
 
     Raises:
       InputError: if it exists and may not be replaced, is a folder, or lies in a folder that is missing or read-only.
@@ -27,7 +19,7 @@ def check_destination(path: str | os.PathLike[str], *, existing: Existing = Exis
     folder = path.parent
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the name of a file in it.")
-    if path.exists() and existing is Existing.REFUSE:
+    if path.exists() and not force:
         raise InputError(f"{path} exists and was left as it is; pass --force to replace it or give another name.")
     if not folder.is_dir():
         raise InputError(f"cannot write {path}: the folder {folder} does not exist; create it first.")
@@ -36,12 +28,12 @@ def check_destination(path: str | os.PathLike[str], *, existing: Existing = Exis
     return path
 
 
-def check_folder(path: str | os.PathLike[str], *, existing: Existing = Existing.REFUSE) -> Path:
-    """As `check_destination` for a folder of results: it may exist, but empty unless `existing` is REPLACE."""
+def check_folder(path: str | os.PathLike[str], *, force: bool = False) -> Path:
+    """As `check_destination` for a folder of results: it may exist, but empty unless `force` is set."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is not a folder; give another name for the folder of results.")
-    if path.is_dir() and any(path.iterdir()) and existing is Existing.REFUSE:
+    if path.is_dir() and any(path.iterdir()) and not force:
         raise InputError(f"the folder {path} is not empty and was left as it is; pass --force or give another name.")
     nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     if not os.access(nearest, os.W_OK):
@@ -49,9 +41,9 @@ def check_folder(path: str | os.PathLike[str], *, existing: Existing = Existing.
     return path
 
 
-def write_text(path: str | os.PathLike[str], text: str, *, existing: Existing = Existing.REFUSE) -> Path:
+def write_text(path: str | os.PathLike[str], text: str, *, force: bool = False) -> Path:
     """Writes `text` to `path` all at once: an interruption leaves the old file, or none, never half of one."""
-    path = check_destination(path, existing=existing)
+    path = check_destination(path, force=force)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:

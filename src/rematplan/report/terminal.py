@@ -15,9 +15,10 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from rematplan.report import figures
+from rematplan.report.code import region_lines
 from rematplan.report.run import Run
 from rematplan.report.summary import what_was_won
-from rematplan.units import format_bytes, format_count, format_seconds
+from rematplan.units import format_bytes, format_seconds
 
 _HTML_COLUMNS = 110
 _GROUPS_SHOWN = 30
@@ -108,7 +109,17 @@ def _comparison(record: Record) -> RenderableType:
 
 
 def _plan(record: Record) -> RenderableType:
-    measured = {"name": "plan", **record["measured"]}
+    parts: list[RenderableType] = [*_plan_figures(record), Text("Regions", style="bold")]
+    parts += [Text(f"- {line}") for line in region_lines(record["plan"])]
+    parts += [Text(f"note: {note}", style="dim") for note in record["notes"]]
+    return Group(*parts)
+
+
+def _plan_figures(record: Record) -> list[RenderableType]:
+    """Figures of a plan beside hand-written configurations; nothing for a plan that was never measured."""
+    if not record["measured"] or record["budget_bytes"] is None:
+        return []
+    measured = {**record["measured"], "name": "plan"}
     budget = record["budget_bytes"]
     title = f"Plan for {measured['target']} within {format_bytes(budget)}"
     rows = figures.rows([*record["baselines"], measured], title=title, budget_bytes=budget, highlight="plan")
@@ -128,15 +139,8 @@ def _plan(record: Record) -> RenderableType:
         parts.append(
             Text(f"Bound: {format_seconds(bound['seconds'])}{': ' + bound['basis'] if bound.get('basis') else ''}.")
         )
-    spent = ", ".join(f"{key.replace('_', ' ')} {_spent(value)}" for key, value in record.get("search", {}).items())
-    if spent:
-        parts.append(Text(f"Search: {spent}.", style="dim"))
     parts.append(Text(what_was_won(measured, record["baselines"], budget_bytes=budget), style="bold"))
-    return Group(*parts, *_findings(record.get("findings", ())))
-
-
-def _spent(value: Any) -> str:
-    return format_count(value) if isinstance(value, (int, float)) else str(value)
+    return [*parts, Text()]
 
 
 def _frontier(record: Record) -> RenderableType:
@@ -165,20 +169,16 @@ def _verification(record: Record) -> RenderableType:
 
 
 def _targets(record: Record) -> RenderableType:
-    shown = figures.table(
-        "Targets", "name", "compiler", "memory", "compiler sees", "bandwidth", "bf16 peak", "data sheet",
-        left=("name", "compiler", "data sheet"),
-    )  # fmt: skip
+    columns = ("name", "chip", "memory", "compiler sees", "compiler", "data sheet")
+    shown = figures.table("Targets", *columns, left=("name", "chip", "compiler", "data sheet"))
     for target in record["targets"]:
-        bandwidth, peak = target.get("bandwidth"), target.get("bf16_flops")
         shown.add_row(
             target["name"],
-            "installed" if target["installed"] else target.get("hint") or "missing",
-            figures.bytes_or_dash(target.get("memory_bytes")),
-            figures.bytes_or_dash(target.get("compiler_memory_bytes")),
-            "-" if bandwidth is None else f"{format_count(bandwidth)}B/s",
-            "-" if peak is None else f"{format_count(peak)}FLOP/s",
-            target.get("source", ""),
+            target["title"],
+            figures.bytes_or_dash(target["memory_bytes"]),
+            figures.bytes_or_dash(target["compiler_memory_bytes"]),
+            "installed" if target["installed"] else target["install"],
+            target["source"],
         )
     return shown
 

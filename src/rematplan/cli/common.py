@@ -1,0 +1,146 @@
+"""What every verb shares: its options, where its record goes, and how progress is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from rematplan.report.display import Displayed
+from rematplan.report.files import check_destination, write_text
+from rematplan.report.run import Run, to_text, versions
+
+Progress = Callable[[str], None]
+
+WorkloadName = Annotated[
+    str,
+    Parameter(
+        help="`module:factory`, `file.py:factory`, or built-in: gpt, mlp, policy_mlp, resnet, scan_gpt, unet, vit."
+    ),
+]
+Sizes = Annotated[str, Parameter(help="`key=value` words for the factory.", negative=())]
+TargetName = Annotated[
+    str, Parameter(help="The chip to compile for: tpu-v5e, gpu-h100, cpu, local, ...; `rematplan targets` lists them.")
+]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Options:
+    """Options of every verb."""
+
+    json: Annotated[bool, Parameter(negative=(), help="Print one JSON document and nothing else.")] = False
+    run: Annotated[Path | None, Parameter(help="Write the full record to this file.")] = None
+    force: Annotated[bool, Parameter(negative=(), help="Replace files that exist.")] = False
+    debug: Annotated[bool, Parameter(negative=(), help="Show the traceback of an error.")] = False
+
+
+DEFAULTS = Options()
+
+
+def execute(
+    verb: str,
+    options: Options,
+    action: Callable[[Progress], Displayed],
+    *,
+    target: str = "",
+    budget: str | None = None,
+    writes: Path | None = None,
+    contents: Callable[[Displayed], str] | None = None,
+) -> Displayed:
+    """Runs a verb: checks where its results go, does the work, writes the files, prints the record.
+
+    Args:
+      action: does the work; gets a function to say what it is doing.
+      target, budget: checked before the work.
+      writes, contents: a file that the verb writes beside the run record, and its text.
+    """
+    if target:
+        check_target(target, budget=budget)
+    for path in (options.run, writes):
+        if path is not None:
+            check_destination(path, force=options.force)
+    settle_platform(target)
+    # What the user's code or a library prints must not end up between the braces of the JSON document.
+    with _stdout_to_stderr() if options.json else contextlib.nullcontext(), _progress() as progress:
+        record = action(progress)
+        document = record.to_json()
+    if writes is not None and contents is not None:
+        _say(f"Wrote {write_text(writes, contents(record), force=options.force)}")
+    if options.run is not None:
+        run = Run(verb=verb, command=tuple(sys.argv[1:]), versions=versions(), target=target, record=document)
+        _say(f"Wrote {write_text(options.run, to_text(run.to_json()), force=options.force)}")
+    if options.json:
+        sys.stdout.write(to_text(document))
+    else:
+        from rematplan.report.terminal import render, stdout
+
+        stdout().print(render(verb, document))
+    return record
+
+
+def check_target(target: str, *, budget: str | None = None) -> None:
+    """Refuses unknown targets, missing compilers and impossible budgets before any model is built."""
+    from rematplan.budgets import budget_bytes
+    from rematplan.target.target import resolve
+
+    settle_platform(target)
+    resolved = resolve(target)
+    if budget is not None:
+        budget_bytes(budget, target=resolved)
+
+
+def settle_platform(target: str) -> None:
+    """Keeps this process off accelerators that it does not need.
+
+    Programs are traced and lowered here and compiled elsewhere. With libtpu installed and no TPU attached, JAX would
+    first look for one (seconds, and lines of warnings); with a GPU attached, it would take most of its memory. The
+    platform that a user chose stays, and `local` is about the device itself.
+    """
+    if target != "local":
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """A spinner with what is being done, on standard error if that is a terminal; silence otherwise."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _silent
+        return
+    with console.status("starting") as status:
+        yield lambda message: status.update(message)
+
+
+def _silent(_message: str) -> None:
+    """Progress that nobody watches."""
+
+
+@contextlib.contextmanager
+def _stdout_to_stderr() -> Iterator[None]:
+    """Sends what is written to standard output to standard error, from Python and from compiled code alike."""
+    sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # standard output is closed
+        kept = None
+    try:
+        if kept is not None:
+            os.dup2(2, 1)
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept is not None:
+            os.dup2(kept, 1)
+            os.close(kept)

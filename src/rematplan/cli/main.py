@@ -1,0 +1,100 @@
+"""Words of a command line -> a verb -> an exit code. The one place where errors become messages and codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+from rich.console import Console
+
+from rematplan import __version__
+from rematplan.cli.compare import compare
+from rematplan.cli.demo import demo
+from rematplan.cli.frontier import frontier
+from rematplan.cli.inspect import inspect
+from rematplan.cli.measure import measure
+from rematplan.cli.plan import plan
+from rematplan.cli.report import report
+from rematplan.cli.show import show
+from rematplan.cli.targets import targets
+from rematplan.cli.userframe import users_frame
+from rematplan.cli.verify import verify
+from rematplan.errors import RematplanError
+
+EXIT_INTERNAL = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+_DEBUG_FLAG = "--debug"
+
+_HELP = """Checkpointing plans for Flax NNX and JAX training steps, measured by the chip's own compiler.
+
+A WORKLOAD is `module:factory`, `file.py:factory` or a built-in one (`gpt`, `mlp`, ...), followed by `key=value` for the
+factory, which returns a `rematplan.Workload`.
+
+Exit codes: 0 done, 1 internal error, 2 wrong usage or input, 3 the budget cannot be met, 4 the plan is not for this
+function, 5 verification failed, 130 interrupted."""
+
+
+def build_app() -> App:
+    """The command line's verbs."""
+    app = App(name="rematplan", help=_HELP, help_format="markdown", version=__version__)
+    for verb in (demo, inspect, measure, compare, plan, frontier, verify, show, targets, report):
+        app.command(verb)
+    return app
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code. `words` are without the program's name; default `sys.argv`."""
+    words = list(sys.argv[1:] if words is None else words)
+    app = build_app()
+    try:
+        app(words, print_error=False, exit_on_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except CycloptsError as error:
+        verb = f"{words[0]} " if words and words[0] in app else ""
+        _complain(f"{_first_line(error)} `rematplan {verb}--help` says what it takes.")
+        return EXIT_USAGE
+    except RematplanError as error:
+        _debug(words)
+        _complain(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        _complain("interrupted; nothing was written.")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone: the interpreter's own flush at exit must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # noqa: BLE001 - the last resort of a program
+        _debug(words)
+        frame = users_frame(error)
+        if frame is not None:
+            _complain(f"the workload's own code raised {type(error).__name__}: {_first_line(error)} ({frame}).")
+            return EXIT_USAGE
+        _complain(
+            f"internal error: {type(error).__name__}: {_first_line(error)} This is a fault of rematplan: please report "
+            "it with what `--debug` prints."
+        )
+        return EXIT_INTERNAL
+    return 0
+
+
+def _first_line(error: Exception) -> str:
+    """The message as one line, closed by a full stop."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _debug(words: Sequence[str]) -> None:
+    if _DEBUG_FLAG in words:
+        traceback.print_exc(file=sys.stderr)
+
+
+def _complain(message: str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    console.print("[bold red]error:[/] ", end="")
+    console.print(message, markup=False)

@@ -1,0 +1,39 @@
+"""`rematplan plan`: the cheapest checkpointing that fits a budget."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rematplan.cli.common import DEFAULTS, Options, Progress, Sizes, TargetName, WorkloadName, execute
+from rematplan.cli.workloads import load_workload
+from rematplan.records import PlanRecord
+from rematplan.report.code import record_of
+from rematplan.report.display import Displayed
+
+
+def plan(
+    workload: WorkloadName,
+    /,
+    *sizes: Sizes,
+    budget: Annotated[str, Parameter(help="Device memory for the whole step: 12GiB, 600MiB, 12GB, 80%.")],
+    target: TargetName,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="Write the plan to this file.")] = None,
+    options: Options = DEFAULTS,
+) -> None:
+    """Find the cheapest checkpointing that fits the budget, as the chip's own compiler measures it."""
+
+    def action(progress: Progress) -> Displayed:
+        import rematplan
+
+        progress(f"tracing {workload}")
+        found = rematplan.plan(load_workload(workload, sizes), budget=budget, target=target, progress=progress)
+        return PlanRecord(**record_of(found.to_json()))
+
+    def contents(record: Displayed) -> str:
+        return json.dumps(record.to_json()["plan"], indent=1) + "\n"
+
+    execute("plan", options, action, target=target, budget=budget, writes=output, contents=contents)

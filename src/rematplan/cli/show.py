@@ -1,0 +1,59 @@
+"""`rematplan show`: a plan file or a run file, as text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from rematplan.cli.common import DEFAULTS, Options
+from rematplan.errors import InputError
+from rematplan.report import run as runs
+from rematplan.report.files import check_destination, write_text
+
+
+def show(
+    file: Annotated[Path, Parameter(help="A plan file, or a run file that `--run` wrote.")],
+    /,
+    *,
+    code: Annotated[bool, Parameter(negative=(), help="Of a plan: the hand-written NNX code it amounts to.")] = False,
+    options: Options = DEFAULTS,
+) -> None:
+    """Show a plan file or a run file."""
+    if options.run is not None:
+        check_destination(options.run, force=options.force)
+    document = runs.read_document(file)
+    if document.get("format") == runs.FORMAT:
+        if code:
+            raise InputError(f"{file} is a run record, not a plan; --code is for plan files.")
+        _show_run(document, name=str(file), json=options.json)
+    else:
+        _show_plan(file, code=code, json=options.json)
+    if options.run is not None:
+        write_text(options.run, runs.to_text(document), force=options.force)
+
+
+def _show_run(document: dict, *, name: str, json: bool) -> None:
+    from rematplan.report import terminal
+
+    run = runs.from_document(document, name=name)
+    if json:
+        sys.stdout.write(runs.to_text(document))
+    else:
+        terminal.stdout().print(terminal.render_run(run))
+
+
+def _show_plan(file: Path, *, code: bool, json: bool) -> None:
+    from rematplan._plan import Plan
+    from rematplan.report import terminal
+    from rematplan.report.code import plan_code, record_of
+
+    plan = Plan.load(file)
+    if json:
+        sys.stdout.write(runs.to_text(plan.to_json()))
+    elif code:
+        sys.stdout.write(plan_code(plan))
+    else:
+        terminal.stdout().print(terminal.render("plan", record_of(plan.to_json())))
