@@ -1,0 +1,211 @@
+"""Programs and their measurements: the one door to compilers.
+
+Comes in: a function of flat arrays, or a `Program` that was lowered from one. Goes out: a `Measurement`. The caller's process
+lowers to StableHLO text; children compile that text (see `workers.py`), so that the caller never loads a TPU or GPU compiler,
+closures need no pickling, and a compiler crash loses nothing. Results are cached on disk.
+
+    target = resolve("tpu-v5e")
+    program = lower(step, leaves, target=target)
+    probe = measure(program, target=target, method=Method.PROBE)           # seconds: memory, no cycles
+    full = measure(program, target=target, limit_bytes=600 << 20)          # tens of seconds: memory, cycles, fits or not
+    many = measure_many([(p, Options(method=Method.PROBE)) for p in programs], target=target)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from rematplan.errors import CompilerError, InputError
+from rematplan.target.cache import FORMAT, Cache
+from rematplan.target.measurement import Measurement, decode
+from rematplan.target.target import Kind, Target, compiler_versions
+from rematplan.target.workers import POOL, USER_FLAGS
+
+MAX_WORKERS = 2  # a TPU compiler takes a core and a few GB
+
+
+class Method(Enum):
+    """How thoroughly to measure."""
+
+    PROBE = "probe"  # TPU: schedule and buffers without code, in a tenth of the time; elsewhere the same as COMPILE
+    COMPILE = "compile"
+
+
+class Rematerialization(Enum):
+    """The compiler's own rematerialization, apart from what the program says."""
+
+    OFF = "off"
+    ON = "on"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to measure one program.
+
+    Attributes:
+      limit_bytes: memory limit given to the compiler (TPU), or compared with what it needs.
+      compiler_options: further options, as `Lowered.compile(compiler_options=)` takes them.
+    """
+
+    method: Method = Method.COMPILE
+    limit_bytes: int | None = None
+    rematerialization: Rematerialization = Rematerialization.OFF
+    compiler_options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A lowered program.
+
+    Attributes:
+      stablehlo: its text, with source locations and name stacks.
+      argument_bytes, output_bytes: per device, unpadded.
+    """
+
+    stablehlo: str
+    argument_bytes: int
+    output_bytes: int
+    name: str = ""
+    num_devices: int = 1
+
+    def key(self) -> str:
+        """Hash of the text."""
+        return hashlib.sha256(self.stablehlo.encode()).hexdigest()
+
+
+def lower(
+    function: Callable[..., Any], leaves: Sequence[Any], *, donated: Sequence[int] = (), target: Target, name: str = ""
+) -> Program:
+    """Lower a function of flat arrays for a target's platform, in this process and without its compiler.
+
+    Args:
+      leaves: arrays or shapes, one for each argument.
+      donated: indices of arguments whose buffers the outputs may reuse.
+    """
+    import jax
+
+    traced = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True).trace(*leaves)
+    lowered = traced.lower(lowering_platforms=(target.platform,))
+    outputs = jax.tree.leaves(lowered.out_info)
+    return Program(
+        stablehlo=lowered.as_text(debug_info=True),
+        argument_bytes=sum(_bytes(leaf) for leaf in leaves),
+        output_bytes=sum(_bytes(leaf) for leaf in outputs),
+        name=name or getattr(function, "__name__", ""),
+    )
+
+
+def measure(
+    program: Program,
+    *,
+    target: Target,
+    method: Method = Method.COMPILE,
+    limit_bytes: int | None = None,
+    rematerialization: Rematerialization = Rematerialization.OFF,
+    compiler_options: dict[str, Any] | None = None,
+    cache: Cache | None = None,
+) -> Measurement:
+    """Measure one program. `cache=None` is the default cache; `Cache(None)` none.
+
+    Raises:
+      CompilerError: the compiler crashed or refused the program for a reason other than memory.
+    """
+    options = Options(method, limit_bytes, rematerialization, dict(compiler_options or {}))
+    return _measure(program, options, target, cache or Cache.default())
+
+
+def measure_many(
+    tasks: Sequence[tuple[Program, Options]],
+    target: Target,
+    *,
+    workers: int = MAX_WORKERS,
+    cache: Cache | None = None,
+    on_done: Callable[[int, Measurement], None] | None = None,
+) -> list[Measurement]:
+    """Measure several programs, at most `workers` at a time, in the order given. Interrupting ends the children.
+
+    Args:
+      on_done: called with a task's index and its measurement as soon as it is there, from another thread.
+    Raises:
+      CompilerError: for the first task that failed; the others are finished, and cached.
+    """
+    store = cache or Cache.default()
+
+    def one(index: int) -> Measurement:
+        program, options = tasks[index]
+        measured = _measure(program, options, target, store)
+        if on_done is not None:
+            on_done(index, measured)
+        return measured
+
+    with ThreadPoolExecutor(max_workers=max(1, workers)) as executor:
+        futures = [executor.submit(one, index) for index in range(len(tasks))]
+        try:
+            return [future.result() for future in futures]
+        except (KeyboardInterrupt, SystemExit):
+            for future in futures:
+                future.cancel()
+            POOL.close()  # unblocks the threads that wait for an answer
+            raise
+
+
+def _measure(program: Program, options: Options, target: Target, cache: Cache) -> Measurement:
+    key = _key(program, options, target)
+    known = cache.get(key)
+    if known is not None:
+        return known
+    if target.kind is Kind.LOCAL:
+        raise InputError("target local runs the program; use rematplan.target.local.run.")
+    request = {
+        "target": target.name,
+        "stablehlo": program.stablehlo,
+        "argument_bytes": program.argument_bytes,
+        "output_bytes": program.output_bytes,
+        "num_devices": program.num_devices,
+        "method": options.method.value,
+        "limit_bytes": options.limit_bytes,
+        "rematerialization": options.rematerialization.value,
+        "compiler_options": options.compiler_options,
+    }
+    with POOL.borrow(target.kind) as child:
+        answer = child.request(request)
+    if "error" in answer:
+        raise CompilerError(f"{target.name}: the compiler refused {program.name or 'the program'}: {answer['error']}")
+    measured = decode(answer["measurement"])
+    cache.put(key, measured)
+    return measured
+
+
+def _key(program: Program, options: Options, target: Target) -> str:
+    """Hash of everything that the result depends on."""
+    parts = {
+        "format": FORMAT,
+        "program": program.key(),
+        "devices": program.num_devices,
+        "target": target.name,
+        "topology": target.topology,
+        "chip": repr(target.chip),
+        "method": options.method.value if target.kind is Kind.TPU else "compile",
+        "limit": options.limit_bytes,
+        "rematerialization": options.rematerialization.value,
+        "options": options.compiler_options,
+        "versions": compiler_versions(target),
+        "flags": {name: os.environ.get(name, "") for name in USER_FLAGS},
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
+
+
+def _bytes(leaf: Any) -> int:
+    from rematplan._jax_private import itemsize
+
+    size = 1
+    for n in leaf.shape:
+        size *= int(n)
+    return size * itemsize(leaf.dtype)

@@ -1,0 +1,379 @@
+"""Scheduled HLO text -> instructions and computations, as plain data.
+
+Comes in: the text of one optimized, scheduled HLO module, from a compiler's dump or from `Compiled.as_text()`. Goes
+out: a `Module`. One pass over the lines; attributes are looked up only when asked for, because most of the text (back-end
+configurations) is never read. Knows nothing of JAX, chips or plans.
+
+    module = parse(text)
+    for instruction in module.entry.instructions:
+        print(instruction.opcode, instruction.shape, module_of(instruction.op_name))
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+_BITS = {
+    "pred": 8, "token": 0, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32,
+    "u32": 32, "s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
+}  # fmt: skip
+_BITS_BY_PREFIX = (("f8", 8), ("f4", 4))  # the many 8 and 4 bit floats: f8e4m3fn, f4e2m1fn, ...
+
+HBM = 0  # memory space of a layout without S(n); S(1) is VMEM on TPU
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{\s*$")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
+_TUPLE_END = re.compile(r"\) ([a-z][\w\-]*)\(")
+_NAME = re.compile(r"%([\w.\-]+)")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_LEAF = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
+_TILE = re.compile(r"T\(([\d,]+)\)")
+_SPACE = re.compile(r"S\((\d+)\)")
+_TUPLE_COMMENT = re.compile(r"/\*.*?\*/")
+_TABLE_ROW = re.compile(r"(\d+) (.*)$")
+_FIELD = re.compile(r"(\w+)=(\d+)")
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+# frames inside these packages are never the user's own line
+_LIBRARY_FRAMES = re.compile(r"/(?:jax|jaxlib|flax)/")
+_PATH_SEGMENT = re.compile(r"[\w.\-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One array of a shape.
+
+    Attributes:
+      path: index into the tuple, `()` for a plain array.
+      bytes: padded to the layout's tile, as the compiler allocates it.
+      space: memory space, `HBM` or another number.
+    """
+
+    path: tuple[int, ...]
+    text: str
+    dtype: str
+    dimensions: tuple[int, ...]
+    bytes: int
+    space: int
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.dimensions)
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One line of a computation.
+
+    Attributes:
+      arguments: what stands between the parentheses: operands, a parameter's number or a constant's value.
+      attributes: the rest of the line, metadata and backend configuration included.
+    """
+
+    name: str
+    opcode: str
+    shape: str
+    arguments: str
+    operands: tuple[str, ...]
+    attributes: str
+    is_root: bool
+
+    @property
+    def op_name(self) -> str:
+        """The JAX name stack and primitive, empty if the compiler made this instruction."""
+        match = _OP_NAME.search(self.attributes)
+        return match[1] if match else ""
+
+    @property
+    def frame(self) -> int | None:
+        match = _FRAME.search(self.attributes)
+        return int(match[1]) if match else None
+
+    @property
+    def cycles(self) -> int | None:
+        """Cycles estimated by the TPU compiler; None in a probe, and for instructions that it prices at nothing."""
+        match = _CYCLES.search(self.attributes)
+        return int(match[1]) if match else None
+
+    @property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations that this instruction calls."""
+        names = _CALLED.findall(self.attributes)
+        branches = _BRANCHES.search(self.attributes)
+        return (*names, *(_NAME.findall(branches[1]) if branches else ()))
+
+    @property
+    def leaves(self) -> tuple[Leaf, ...]:
+        return shape_leaves(self.shape)
+
+    def attribute(self, name: str) -> str | None:
+        """The word after `name=`, without a leading percent sign; None if there is none."""
+        match = re.search(rf"(?:^|[ ,]){name}=%?([^\s,{{]+|\{{[^}}]*\}})", self.attributes)
+        return match[1] if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    name: str
+    instructions: tuple[Instruction, ...]
+    text: str
+
+    @property
+    def root(self) -> Instruction:
+        return next((i for i in self.instructions if i.is_root), self.instructions[-1])
+
+
+@dataclass(frozen=True)
+class Module:
+    """A parsed HLO module.
+
+    Attributes:
+      aliased_outputs: paths of the entry's outputs that reuse a donated argument's buffer.
+      tables: the module's file, function, location and stack-frame tables, as text rows by number.
+    """
+
+    name: str
+    computations: dict[str, Computation]
+    entry_name: str
+    aliased_outputs: frozenset[tuple[int, ...]]
+    tables: dict[str, dict[int, str]]
+
+    @property
+    def entry(self) -> Computation:
+        return self.computations[self.entry_name]
+
+    def location(self, frame: int | None) -> str:
+        """The innermost frame outside JAX and Flax, as `file.py:12 (function)`; empty if unknown."""
+        innermost = ""
+        for file, line, function in self.frames(frame):
+            text = f"{file.rsplit('/', 1)[-1]}:{line} ({function})"
+            if not _LIBRARY_FRAMES.search(file):
+                return text
+            innermost = innermost or text
+        return innermost
+
+    def frames(self, frame: int | None) -> Iterator[tuple[str, int, str]]:
+        """File, line and function of each frame, innermost first."""
+        while frame:
+            fields = _fields(self.tables["StackFrames"].get(frame, ""))
+            place = _fields(self.tables["FileLocations"].get(fields.get("file_location_id", 0), ""))
+            if not place:
+                return
+            file = self.tables["FileNames"].get(place["file_name_id"], "").strip('"')
+            function = self.tables["FunctionNames"].get(place["function_name_id"], "").strip('"')
+            yield file, place["line"], function
+            # frame numbers start at 1 and parents are written one higher, so that a root's parent is 1 (jaxlib 0.10.2)
+            parent = fields.get("parent_frame_id", 1) - 1
+            frame = parent if parent < frame else 0
+
+
+def parse(text: str) -> Module:
+    """Read the text of one HLO module. Raises ValueError if it holds no entry computation."""
+    lines = text.splitlines()
+    header = lines[0] if lines else ""
+    tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
+    table: dict[int, str] | None = None
+    computations: dict[str, Computation] = {}
+    entry_name = ""
+    name, body, start = "", [], 0
+    for number, line in enumerate(lines):
+        if body is not None and line.startswith("  ") and name:
+            instruction = _instruction(line)
+            if instruction is not None:
+                body.append(instruction)
+        elif line.startswith("}"):
+            if name:
+                computations[name] = Computation(name, tuple(body), "\n".join(lines[start:number]))
+            name, body = "", []
+        elif match := _COMPUTATION.match(line):
+            name, body, start, table = match[2], [], number + 1, None
+            entry_name = name if match[1] else entry_name
+        elif line in tables:
+            table = tables[line]
+        elif table is not None and (row := _TABLE_ROW.match(line)):
+            table[int(row[1])] = row[2]
+    if entry_name not in computations:
+        raise ValueError("HLO text without an entry computation")
+    module_name = header.removeprefix("HloModule ").split(",", 1)[0]
+    return Module(module_name, computations, entry_name, _aliased_outputs(header), tables)
+
+
+def _instruction(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if match is None:
+        return None
+    start = match.end()
+    if line[start] == "(":  # a tuple: only at its end does a word with an opening parenthesis follow
+        tuple_end = _TUPLE_END.search(line, start)
+        if tuple_end is None:
+            return None
+        space = tuple_end.start() + 1
+    else:
+        space = line.index(" ", start)
+    opening = line.index("(", space)
+    closing = _closing(line, opening)
+    arguments = line[opening + 1 : closing]
+    operands = tuple(_NAME.findall(arguments)) if "%" in arguments else ()
+    return Instruction(
+        match[2], line[space + 1 : opening], line[start:space], arguments, operands, line[closing + 1 :], bool(match[1])
+    )
+
+
+def _closing(text: str, opening: int) -> int:
+    """Index of the parenthesis that closes the one at `opening`."""
+    closing = text.index(")", opening)
+    inner = text.count("(", opening + 1, closing)
+    while inner:  # operands printed with their shapes contain parentheses
+        following = text.index(")", closing + 1)
+        inner += text.count("(", closing + 1, following) - 1
+        closing = following
+    return closing
+
+
+def _aliased_outputs(header: str) -> frozenset[tuple[int, ...]]:
+    """Output paths of `input_output_alias={ {0}: (3, {}, may-alias), ... }`."""
+    start = header.find("input_output_alias={")
+    if start < 0:
+        return frozenset()
+    pairs = re.match(r"input_output_alias=\{((?: *\{[\d, ]*\}: \([^)]*\),?)*) *\}", header[start:])
+    found = re.findall(r"\{([\d, ]*)\}: \(", pairs[1]) if pairs else []
+    return frozenset(tuple(int(n) for n in path.split(",") if n.strip()) for path in found)
+
+
+def _fields(row: str) -> dict[str, int]:
+    return {key: int(value) for key, value in _FIELD.findall(row)}
+
+
+@lru_cache(maxsize=1 << 16)
+def shape_leaves(shape: str) -> tuple[Leaf, ...]:
+    """The arrays of a shape as HLO prints it, tuples flattened."""
+    return tuple(_leaves(_TUPLE_COMMENT.sub("", shape).strip(), ()))
+
+
+def _leaves(shape: str, path: tuple[int, ...]) -> Iterator[Leaf]:
+    if shape.startswith("("):
+        for index, part in enumerate(_split(shape[1:-1])):
+            yield from _leaves(part, (*path, index))
+    else:
+        yield _leaf(shape, path)
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside of any bracket."""
+    parts, depth, start = [], 0, 0
+    for index, character in enumerate(text):
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(text[start:index].strip())
+            start = index + 1
+    if text[start:].strip():
+        parts.append(text[start:].strip())
+    return parts
+
+
+def _leaf(shape: str, path: tuple[int, ...]) -> Leaf:
+    match = _LEAF.match(shape)
+    if match is None:
+        return Leaf(path, shape, "token", (), 0, HBM)
+    dtype, layout = match[1], match[3] or ""
+    dimensions = tuple(int(n.lstrip("<=")) for n in match[2].split(",") if n)
+    space = _SPACE.search(layout)
+    return Leaf(
+        path, shape, dtype, dimensions, _padded_bytes(dtype, dimensions, layout), int(space[1]) if space else HBM
+    )
+
+
+def _padded_bytes(dtype: str, dimensions: tuple[int, ...], layout: str) -> int:
+    order_text, _, tail = layout.partition(":")
+    order = [int(n) for n in order_text.split(",") if n.strip()]  # minor dimension first
+    tile = _TILE.search(tail)
+    sizes = list(dimensions)
+    if tile and order and sizes:
+        for position, size in enumerate(reversed([int(n) for n in tile[1].split(",")])):
+            if position < len(order):
+                padded = order[position]
+                sizes[padded] = math.ceil(sizes[padded] / size) * size
+    return math.ceil(math.prod(sizes) * dtype_bits(dtype) / 8)
+
+
+def dtype_bits(dtype: str) -> int:
+    """Bits of one element of an HLO element type."""
+    if dtype in _BITS:
+        return _BITS[dtype]
+    return next((bits for prefix, bits in _BITS_BY_PREFIX if dtype.startswith(prefix)), 32)
+
+
+def trip_count(module: Module, loop: Instruction) -> int:
+    """How often a `while` runs: as the compiler says, else the largest integer constant of its condition, else 1.
+
+    The TPU compiler prints no `known_trip_count`; a counted loop compares its counter with a constant.
+    """
+    known = _TRIPS.search(loop.attributes)
+    if known:
+        return int(known[1])
+    condition = loop.attribute("condition")
+    return max(_integer_constants(module, condition), default=1) if condition else 1
+
+
+def _integer_constants(module: Module, name: str) -> Iterator[int]:
+    computation = module.computations.get(name)
+    for instruction in computation.instructions if computation else ():
+        if instruction.opcode == "constant" and instruction.arguments.strip().isdigit():
+            yield int(instruction.arguments)
+        for called in instruction.called:
+            yield from _integer_constants(module, called)
+
+
+def executions(module: Module) -> Iterator[tuple[Instruction, int]]:
+    """Every scheduled instruction with how often it runs. Fusions are one instruction; loop bodies are entered.
+
+    Each branch of a conditional is counted once.
+    """
+    return _executions(module, module.entry, 1)
+
+
+def _executions(module: Module, computation: Computation, times: int) -> Iterator[tuple[Instruction, int]]:
+    for instruction in computation.instructions:
+        if instruction.opcode == "while":
+            body = module.computations.get(instruction.attribute("body") or "")
+            if body is not None:
+                yield from _executions(module, body, times * trip_count(module, instruction))
+        elif instruction.opcode in ("call", "conditional", "async-start"):
+            for name in instruction.called:
+                if name in module.computations:
+                    yield from _executions(module, module.computations[name], times)
+        else:
+            yield instruction, times
+
+
+def module_of(op_name: str) -> str:
+    """The module path of an operation name, from its last `@` marker; empty if there is none.
+
+    `jit(f)/jvp(@blocks/0/attn)/dot_general` and `jit(f)/@blocks/0/attn/dot_general` both give `blocks/0/attn`.
+    """
+    at = op_name.rfind("@")
+    if at < 0:
+        return ""
+    marked = op_name[at + 1 :]
+    closing = marked.find(")")
+    opening = marked.find("(")
+    if closing >= 0 and (opening < 0 or closing < opening):  # wrapped in a transformation: it ends where that ends
+        return marked[:closing]
+    segments = marked.split("/")[:-1]  # the last segment is the operation
+    path = []
+    for segment in segments:
+        if not _PATH_SEGMENT.fullmatch(segment):  # jit(softmax), bqhd,bkhd->bhqk, ...
+            break
+        path.append(segment)
+    return "/".join(path)

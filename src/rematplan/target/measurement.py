@@ -1,0 +1,136 @@
+"""What a compiler, or a device, said of one program. Plain data; does not know JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Source(Enum):
+    """Where a figure comes from."""
+
+    PREDICTED = "predicted"  # said before any compile of that very program
+    PROBED = "probed"  # the compiler's schedule and buffers, no code generated
+    COMPILED = "compiled"  # the compiler's full result
+    RUN = "run"  # measured on the device
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One buffer that is live at the peak. `kind` is argument, output, temporary, constant or code."""
+
+    bytes: int
+    kind: str
+    shape: str  # as HLO prints it, e.g. f32[8192,1024]
+    module: str = ""
+    operation: str = ""
+    location: str = ""
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Live bytes along the scheduled program, thinned to at most `LIMIT` points with every local maximum kept."""
+
+    position: tuple[int, ...] = ()  # instruction index in the schedule
+    live_bytes: tuple[int, ...] = ()
+    backward_starts: int | None = None  # instruction index of the first backward operation, None if unknown
+    at_peak: tuple[Buffer, ...] = ()  # largest first
+
+
+@dataclass(frozen=True)
+class InstructionCost:
+    """What one kind of scheduled instruction costs. Equal kinds have equal fingerprints in every program.
+
+    Attributes:
+      fingerprint: hash of the operation, its shapes and its fused computation, names and metadata left out.
+      similar: the same without memory spaces and layouts: what to fall back on for a kind that is not known exactly.
+      count: executions in one run of the program.
+      cycles: of one execution, as the compiler estimates; None in a probe, and where the compiler prices nothing.
+      roofline_seconds: of one execution: the larger of operations by peak rate and bytes by bandwidth.
+    """
+
+    fingerprint: str
+    similar: str
+    count: int
+    cycles: int | None
+    roofline_seconds: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Memory and time of one program on one target, per device.
+
+    Attributes:
+      peak_bytes: live bytes at the peak, arguments and outputs included.
+      required_bytes: what must be free for the program to run: the least limit under which it compiles (TPU: the probe's
+        need + code), or arguments + outputs + temporaries - aliased (CPU, GPU).
+      cycles: estimated by the compiler, loops multiplied by trip counts; None where it gives none.
+      seconds: from cycles where there are any, else a roofline on the scheduled program (`sources["seconds"]` says which:
+        "cycles", "roofline" or "run").
+      sources: figure name -> "probed", "compiled", "run", or for seconds as above.
+      fits_limit: whether it compiled under the limit that was asked for; None if no limit was asked for.
+      costs: cost by kind of instruction, from which `cost.CycleTable` learns; `to_json` leaves it out.
+    """
+
+    target: str
+    source: Source
+    peak_bytes: int
+    required_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    alias_bytes: int = 0
+    code_bytes: int = 0
+    flops: float | None = None
+    bytes_accessed: float | None = None
+    cycles: float | None = None
+    seconds: float | None = None
+    limit_bytes: int | None = None
+    fits_limit: bool | None = None
+    compile_seconds: float = 0.0
+    cached: bool = False
+    sources: dict[str, str] = field(default_factory=dict)
+    timeline: Timeline = field(default_factory=Timeline)
+    warnings: tuple[str, ...] = ()
+    costs: tuple[InstructionCost, ...] = field(default=(), repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary; enums become their values."""
+        return _plain(dataclasses.asdict(dataclasses.replace(self, costs=())), leave_out="costs")
+
+
+def encode(measurement: Measurement) -> dict[str, Any]:
+    """Everything in a measurement as JSON-ready data, for `decode`: what the cache and compile children pass on."""
+    encoded = measurement.to_json()
+    encoded["costs"] = [[c.fingerprint, c.similar, c.count, c.cycles, c.roofline_seconds] for c in measurement.costs]
+    return encoded
+
+
+def decode(encoded: dict[str, Any]) -> Measurement:
+    """The measurement that `encode` wrote. Raises KeyError, TypeError or ValueError if it is not one."""
+    timeline = encoded["timeline"]
+    values = {
+        **encoded,
+        "source": Source(encoded["source"]),
+        "warnings": tuple(encoded["warnings"]),
+        "timeline": Timeline(
+            position=tuple(timeline["position"]),
+            live_bytes=tuple(timeline["live_bytes"]),
+            backward_starts=timeline["backward_starts"],
+            at_peak=tuple(Buffer(**b) for b in timeline["at_peak"]),
+        ),
+        "costs": tuple(InstructionCost(*row) for row in encoded["costs"]),
+    }
+    return Measurement(**values)
+
+
+def _plain(value: Any, *, leave_out: str = "") -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items() if k != leave_out}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value

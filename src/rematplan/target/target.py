@@ -1,0 +1,167 @@
+"""Names of targets -> what to compile for.
+
+Comes in: `"tpu-v5e"`, `"tpu-v5e:4x4"`, `"gpu-h100"`, `"gpu-h100:8"`, `"cpu"` or `"local"`. Goes out: a `Target`. Whether a
+compiler is installed is looked up without loading it: the process of the caller never loads a TPU or GPU compiler.
+
+    target = resolve("tpu-v5e")
+    target.memory_bytes, target.platform
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import math
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from rematplan.errors import InputError
+from rematplan.target.chips import Chip, chips
+
+_NEAREST = 3  # names suggested for an unknown one
+_SHAPE = re.compile(r"\d+(x\d+)*")
+_GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+_GPU_PACKAGES = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
+
+
+class Kind(Enum):
+    """How a target's programs are compiled."""
+
+    TPU = "tpu"
+    GPU = "gpu"
+    CPU = "cpu"
+    LOCAL = "local"  # the device in this machine, compiled and run
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a program is compiled for.
+
+    Attributes:
+      name: as the user wrote it, aliases replaced.
+      chip: data-sheet facts; None for `local`.
+      topology: name of the compiler's topology, e.g. "v5e:2x2" or "1x1x8"; empty for cpu and local.
+      device_count: devices that a program may use.
+      memory_bytes: per device, what the compiler lets a program have; None if unknown.
+    """
+
+    name: str
+    kind: Kind
+    chip: Chip | None = None
+    topology: str = ""
+    device_count: int = 1
+    memory_bytes: int | None = None
+
+    @property
+    def platform(self) -> str:
+        """JAX's name of the platform to lower for."""
+        if self.kind is Kind.LOCAL:
+            import jax
+
+            platform = jax.default_backend()
+            return "cuda" if platform == "gpu" else platform
+        return {Kind.TPU: "tpu", Kind.GPU: "cuda", Kind.CPU: "cpu"}[self.kind]
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """One line of the list of targets."""
+
+    name: str
+    title: str
+    memory_bytes: int | None
+    compiler_memory_bytes: int | None
+    installed: bool
+    install: str  # what to run if the compiler is missing; empty otherwise
+    source: str
+
+
+def resolve(name: str) -> Target:
+    """The target of that name.
+
+    Raises:
+      InputError: unknown chip (with the nearest names), a topology that is none, or its compiler is not installed.
+    """
+    base, _, shape = name.strip().partition(":")
+    if base == "local":
+        if shape:
+            raise InputError(f"target {name!r}: local takes no topology; write local.")
+        return Target("local", Kind.LOCAL)
+    chip = _chip(base)
+    if chip.kind == "cpu":
+        if shape:
+            raise InputError(f"target {name!r}: cpu takes no topology; write cpu.")
+        return Target("cpu", Kind.CPU, chip)
+    if shape and (not _SHAPE.fullmatch(shape) or math.prod(_sizes(shape)) < 1):
+        example = "gpu-h100:8" if chip.kind == "gpu" else "tpu-v5e:4x4"
+        raise InputError(f"target {name!r}: {shape!r} is no topology; write sizes, e.g. {example}.")
+    missing = _missing(chip.kind)
+    if missing:
+        raise InputError(f"target {name!r} needs the {chip.kind.upper()} compiler, which is not installed: {missing}")
+    count = math.prod(_sizes(shape)) if shape else 1
+    memory = chip.compiler_memory_bytes or None
+    full_name = f"{chip.name}:{shape}" if shape else chip.name
+    if chip.kind == "gpu":
+        return Target(full_name, Kind.GPU, chip, f"1x1x{count}", count, memory)
+    family = chip.topology["name"].partition(":")[0]
+    topology = f"{family}:{shape}" if shape else chip.topology["name"]
+    return Target(full_name, Kind.TPU, chip, topology, count, memory)
+
+
+def targets() -> list[TargetInfo]:
+    """Every chip, then `local`, with whether its compiler is installed."""
+    rows = [
+        TargetInfo(
+            chip.name,
+            chip.title,
+            chip.memory_bytes or None,
+            chip.compiler_memory_bytes or None,
+            installed=not _missing(chip.kind),
+            install=_missing(chip.kind),
+            source=chip.source,
+        )
+        for chip in chips().values()
+    ]
+    rows.append(TargetInfo("local", "the device in this machine, measured by running", None, None, True, "", "runs"))
+    return rows
+
+
+def compiler_versions(target: Target) -> dict[str, str]:
+    """Versions that a compiled result depends on, without loading anything."""
+    packages = ["jax", "jaxlib"]
+    packages += {Kind.TPU: ["libtpu"], Kind.GPU: list(_GPU_PACKAGES)}.get(target.kind, [])
+    versions: dict[str, str] = {}
+    for package in packages:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _chip(name: str) -> Chip:
+    known = chips()
+    by_alias = {alias: chip for chip in known.values() for alias in chip.aliases}
+    chip = known.get(name.lower()) or by_alias.get(name.lower())
+    if chip is not None:
+        return chip
+    names = [*known, *by_alias, "local"]
+    close = difflib.get_close_matches(name.lower(), names, n=_NEAREST, cutoff=0.4)
+    close += [n for n in names if name and name.lower() in n and n not in close]
+    nearest = ", ".join(close[:_NEAREST] or names)
+    raise InputError(f"unknown target {name!r}; nearest: {nearest}. `rematplan targets` lists all.")
+
+
+def _sizes(shape: str) -> list[int]:
+    return [int(n) for n in shape.split("x")]
+
+
+def _missing(kind: str) -> str:
+    """The command that installs a missing compiler; empty if it is there."""
+    if kind == "tpu" and importlib.util.find_spec("libtpu") is None:
+        return "pip install 'rematplan[tpu]'"
+    if kind == "gpu" and not any(importlib.util.find_spec(plugin) for plugin in _GPU_PLUGINS):
+        return "pip install 'rematplan[cuda]'"
+    return ""

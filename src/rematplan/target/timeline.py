@@ -1,0 +1,301 @@
+"""Live bytes along a scheduled program, and the buffers that are live at the peak.
+
+Comes in: a parsed HLO module. Goes out: a `Timeline` and its peak. Every value of the schedule is a buffer from the
+instruction that makes it to the last one that reads it, through tuples, bitcasts, asynchronous pairs and loops; loops and
+calls add the peak of their body. Two rules imitate the compiler's buffer assignment: arguments and outputs are held
+throughout, and an element-wise instruction writes over an operand of the same size that dies there.
+
+    peak_bytes, timeline = live_ranges(parse(text))
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from rematplan.target.hlo import HBM, Computation, Instruction, Leaf, Module, module_of
+from rematplan.target.measurement import Buffer, Timeline
+
+LIMIT = 600  # points kept in a timeline: enough for any screen
+_AT_PEAK = 40  # largest buffers listed
+
+_FORWARDED = frozenset({"bitcast", "while", "optimization-barrier", "opt-barrier", "add-dependency", "domain"})
+_ENTERED = frozenset({"while", "call", "conditional", "async-start"})
+_IN_PLACE = frozenset(
+    {"fusion", "add", "multiply", "subtract", "convert", "select", "maximum", "dynamic-update-slice", "scatter", "copy"}
+)
+_ALIASING = re.compile(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}")
+
+Path = tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Range:
+    """One buffer while live ranges are worked out; mutable, because its end moves with every use."""
+
+    leaf: Leaf
+    bytes: int
+    start: int
+    end: int
+    kind: str
+    maker: Instruction
+
+
+@dataclass(slots=True)
+class _Ranges:
+    """Live ranges of one computation.
+
+    Attributes:
+      inner: by instruction index, the peak of the computations called there.
+    """
+
+    ranges: list[_Range] = field(default_factory=list)
+    values: dict[str, dict[Path, _Range]] = field(default_factory=dict)
+    inner: dict[int, _Peak] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Peak:
+    bytes: int
+    position: int
+    live: tuple[_Range, ...]
+    series: tuple[int, ...]
+
+
+def live_ranges(module: Module, *, space: int = HBM) -> tuple[int, Timeline]:
+    """Peak of live bytes in a memory space, and the timeline that leads to it."""
+    peak = _computation_peak(module, module.entry, space, {})
+    backward = next((i for i, x in enumerate(module.entry.instructions) if "transpose(" in x.op_name), None)
+    kept = _thinned(peak.series)
+    timeline = Timeline(
+        position=tuple(kept),
+        live_bytes=tuple(peak.series[i] for i in kept),
+        backward_starts=backward,
+        at_peak=tuple(_buffer(module, r) for r in sorted(peak.live, key=lambda r: -r.bytes)[:_AT_PEAK]),
+    )
+    return peak.bytes, timeline
+
+
+def _computation_peak(module: Module, computation: Computation, space: int, known: dict[str, _Peak]) -> _Peak:
+    is_entry = computation.name == module.entry_name
+    ranges = _Ranges()
+    for index, instruction in enumerate(computation.instructions):
+        _use_operands(ranges, index, instruction)
+        ranges.values[instruction.name] = _value(ranges, index, instruction, is_entry)
+        inner = _inner_peak(module, instruction, space, known)
+        if inner is not None:
+            ranges.inner[index] = inner
+    _hold_outputs(module, computation, ranges, is_entry)
+    _write_in_place(computation, ranges)
+    return _peak(len(computation.instructions), ranges, space)
+
+
+def _use_operands(ranges: _Ranges, index: int, instruction: Instruction) -> None:
+    for operand in instruction.operands:
+        for used in ranges.values.get(operand, {}).values():
+            used.end = index
+
+
+def _inner_peak(module: Module, instruction: Instruction, space: int, known: dict[str, _Peak]) -> _Peak | None:
+    """The largest peak among the computations that an instruction enters."""
+    if instruction.opcode not in _ENTERED:
+        return None
+    largest = None
+    for name in instruction.called:
+        if name not in module.computations:
+            continue
+        if name not in known:
+            known[name] = _computation_peak(module, module.computations[name], space, known)
+        if largest is None or known[name].bytes > largest.bytes:
+            largest = known[name]
+    return largest
+
+
+def _value(ranges: _Ranges, index: int, instruction: Instruction, is_entry: bool) -> dict[Path, _Range]:
+    """The buffers that an instruction's result consists of, by tuple path: new ones or those of its operands."""
+    opcode, values = instruction.opcode, ranges.values
+    operands = [values.get(name, {}) for name in instruction.operands]
+    if opcode == "parameter":
+        return _new(ranges, index, instruction, "argument" if is_entry else "loop state")
+    if opcode == "constant" and is_entry:
+        return _new(ranges, index, instruction, "constant")
+    if opcode == "get-tuple-element":
+        element = int(instruction.attribute("index") or 0)
+        return {path[1:]: b for path, b in operands[0].items() if path and path[0] == element}
+    if opcode == "tuple":
+        return {(i, *path): b for i, operand in enumerate(operands) for path, b in operand.items()}
+    if opcode in _FORWARDED and operands:
+        forwarded = dict(operands[0])
+        if opcode == "bitcast" and () not in forwarded:
+            return {(): next(iter(forwarded.values()))} if forwarded else {}
+        return forwarded
+    if opcode.endswith("-done") and operands:
+        return _finished(instruction, operands[0])
+    if opcode.endswith("-start") and operands:
+        return _started(ranges, index, instruction, operands)
+    if opcode == "custom-call" and "ConcatBitcast" in instruction.attributes:
+        for operand in operands:  # the parts already lie next to each other inside the whole
+            for part in operand.values():
+                part.bytes = 0
+        return _new(ranges, index, instruction, "temporary")
+    return _computed(ranges, index, instruction, operands)
+
+
+def _new(ranges: _Ranges, index: int, instruction: Instruction, kind: str) -> dict[Path, _Range]:
+    return {leaf.path: _new_leaf(ranges, index, instruction, leaf, kind) for leaf in instruction.leaves}
+
+
+def _new_leaf(ranges: _Ranges, index: int, instruction: Instruction, leaf: Leaf, kind: str) -> _Range:
+    made = _Range(leaf, leaf.bytes, index, index, kind, instruction)
+    ranges.ranges.append(made)
+    return made
+
+
+def _finished(instruction: Instruction, started: dict[Path, _Range]) -> dict[Path, _Range]:
+    """The result inside what an asynchronous start returned: its first element for copies, its second otherwise."""
+    element = 0 if instruction.opcode == "copy-done" else 1
+    result = {path[1:]: b for path, b in started.items() if path and path[0] == element}
+    return result or started
+
+
+def _started(
+    ranges: _Ranges, index: int, instruction: Instruction, operands: list[dict[Path, _Range]]
+) -> dict[Path, _Range]:
+    """An asynchronous start returns its source and a new destination: (to, from, ...) for copies, ((from), to, ...) else."""
+    sources = [b for operand in operands for b in operand.values()]
+    is_copy = instruction.opcode == "copy-start"
+    value: dict[Path, _Range] = {}
+    for leaf in instruction.leaves:
+        is_source = leaf.path == (1,) if is_copy else leaf.path[:1] == (0,)
+        if is_source and sources:
+            position = 0 if is_copy or len(leaf.path) < 2 else leaf.path[1]
+            value[leaf.path] = sources[min(position, len(sources) - 1)]
+        else:
+            value[leaf.path] = _new_leaf(ranges, index, instruction, leaf, "temporary")
+    return value
+
+
+def _computed(
+    ranges: _Ranges, index: int, instruction: Instruction, operands: list[dict[Path, _Range]]
+) -> dict[Path, _Range]:
+    aliased = _declared_aliases(instruction, operands)
+    updates = _updates_in_place(instruction)
+    value: dict[Path, _Range] = {}
+    for leaf in instruction.leaves:
+        if leaf.path in aliased:
+            value[leaf.path] = aliased[leaf.path]
+            continue
+        updated = None
+        if updates:
+            candidates = (b for operand in operands for b in operand.values() if b.kind != "argument")
+            for b in candidates:
+                if b.bytes == leaf.bytes and b.leaf.space == leaf.space:
+                    updated = b
+        value[leaf.path] = updated or _new_leaf(ranges, index, instruction, leaf, "temporary")
+    return value
+
+
+def _declared_aliases(instruction: Instruction, operands: list[dict[Path, _Range]]) -> dict[Path, _Range]:
+    if "output_to_operand_aliasing" not in instruction.attributes:
+        return {}
+    text = instruction.attributes.split("output_to_operand_aliasing=", 1)[1]
+    aliased: dict[Path, _Range] = {}
+    for output, operand, inner in _ALIASING.findall(text):
+        source = operands[int(operand)].get(_path(inner)) if int(operand) < len(operands) else None
+        if source is not None:
+            aliased[_path(output)] = source
+    return aliased
+
+
+def _path(text: str) -> Path:
+    return tuple(int(n) for n in text.split(",") if n.strip())
+
+
+def _updates_in_place(instruction: Instruction) -> bool:
+    """Dynamic-update-slices and scatters write into their operand, also inside a fusion named after them."""
+    if instruction.opcode in ("dynamic-update-slice", "scatter") or "dynamic-update-slice" in instruction.name:
+        return True
+    return instruction.opcode == "fusion" and "dynamic_update_slice" in instruction.op_name
+
+
+def _hold_outputs(module: Module, computation: Computation, ranges: _Ranges, is_entry: bool) -> None:
+    """Arguments, constants and outputs of the entry are allocated for the whole run; loop state belongs to the caller."""
+    end = len(computation.instructions)
+    for path, output in ranges.values.get(computation.root.name, {}).items():
+        output.end = end
+        if not is_entry:
+            continue
+        if path in module.aliased_outputs and output.kind != "argument":
+            output.bytes = 0  # written into a donated argument
+        if output.kind == "temporary":
+            output.kind = "output"
+    for each in ranges.ranges:
+        if each.kind in ("argument", "constant", "output"):
+            each.start, each.end = 0, end
+        elif each.kind == "loop state":
+            each.bytes = 0
+
+
+def _write_in_place(computation: Computation, ranges: _Ranges) -> None:
+    """Let element-wise instructions reuse an operand's buffer that dies there."""
+    for index, instruction in enumerate(computation.instructions):
+        if instruction.opcode not in _IN_PLACE:
+            continue
+        if instruction.opcode == "fusion" and "kind=kLoop" not in instruction.attributes:
+            continue
+        dying: list[_Range] = []
+        for operand in instruction.operands:
+            for b in ranges.values.get(operand, {}).values():
+                if b.kind == "temporary" and b.end == index and b.start < index and b not in dying:
+                    dying.append(b)
+        for made in ranges.values[instruction.name].values():
+            if made.start != index and made.kind != "output" or made.maker is not instruction:
+                continue
+            reused = next((b for b in dying if b.bytes == made.bytes and b.leaf.space == made.leaf.space), None)
+            if reused is not None:
+                dying.remove(reused)
+                reused.end = index - 1
+
+
+def _peak(count: int, ranges: _Ranges, space: int) -> _Peak:
+    change = [0] * (count + 2)
+    counted = [r for r in ranges.ranges if r.leaf.space == space and r.bytes]
+    for each in counted:
+        change[each.start] += each.bytes
+        change[min(each.end, count) + 1] -= each.bytes
+    series, live_bytes = [], 0
+    for index in range(count):
+        live_bytes += change[index]
+        inner = ranges.inner.get(index)
+        series.append(live_bytes + (inner.bytes if inner else 0))
+    if not series:
+        return _Peak(0, 0, (), ())
+    position = max(range(count), key=series.__getitem__)
+    live = [r for r in counted if r.start <= position <= r.end]
+    inner = ranges.inner.get(position)
+    return _Peak(series[position], position, (*live, *(inner.live if inner else ())), tuple(series))
+
+
+def _thinned(series: tuple[int, ...]) -> list[int]:
+    """Positions of at most `LIMIT` points: all, or first, last and the extremes of equal stretches, so that peaks stay."""
+    if len(series) <= LIMIT:
+        return list(range(len(series)))
+    stretches = LIMIT // 2 - 1
+    kept = {0, len(series) - 1}
+    for stretch in range(stretches):
+        span = range(stretch * len(series) // stretches, (stretch + 1) * len(series) // stretches)
+        kept.add(max(span, key=series.__getitem__))
+        kept.add(min(span, key=series.__getitem__))
+    return sorted(kept)
+
+
+def _buffer(module: Module, each: _Range) -> Buffer:
+    op_name = each.maker.op_name
+    return Buffer(
+        bytes=each.bytes,
+        kind="temporary" if each.kind == "loop state" else each.kind,
+        shape=each.leaf.text.split("{", 1)[0],
+        module=module_of(op_name),
+        operation=op_name.rsplit("/", 1)[-1] if op_name else each.maker.opcode,
+        location=module.location(each.maker.frame),
+    )

@@ -1,0 +1,167 @@
+"""Compile children, seen from the parent: started once, reused, replaced when they crash, ended with the parent.
+
+Comes in: requests as JSON-ready dictionaries. Goes out: answers, or a `CompilerError` that names the cause. Knows nothing of
+programs or measurements; `child.py` is the other end of the pipes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from rematplan.errors import CompilerError
+from rematplan.target.target import Kind
+
+_LAST_LINES = 6  # of a crashed child's standard error, quoted in the error
+
+_COMMON_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",  # the child never opens a real accelerator: compile-only devices need none
+    # JAX's cache cannot read back what was compiled for absent devices; ours stands in front of the children
+    "JAX_ENABLE_COMPILATION_CACHE": "0",
+}
+_ENVIRONMENT = {
+    Kind.TPU: {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_LOG_DIR": "disabled",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no lock file: several children, and whoever has a real TPU open
+    },
+    Kind.GPU: {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
+    Kind.CPU: {},
+}
+# what the user may set to change how programs compile; read by the children and part of the cache key
+USER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+
+
+def child_environment(kind: Kind) -> dict[str, str]:
+    """The environment of a compile child: the user's, flags included, with what keeps it off real devices."""
+    package_root = str(Path(__file__).resolve().parents[2])
+    search_path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
+    return {**os.environ, **_COMMON_ENVIRONMENT, **_ENVIRONMENT[kind], "PYTHONPATH": search_path}
+
+
+class Child:
+    """One compile child. Not thread-safe: whoever holds it sends one request at a time."""
+
+    def __init__(self, kind: Kind):
+        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rematplan.target.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=child_environment(kind),
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def request(self, payload: dict[str, Any]) -> dict[str, Any]:
+        """Send one request and wait for its answer. Raises CompilerError if the child ends before it answers."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(payload).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except (BrokenPipeError, ValueError):  # ValueError: closed by another thread
+            line = b""
+        if not line.endswith(b"\n"):
+            raise CompilerError(self._cause_of_death())
+        return json.loads(line)
+
+    def close(self) -> None:
+        """End the child, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):  # bytes that can no longer be delivered
+                    pipe.close()
+        self._errors.close()
+
+    def _cause_of_death(self) -> str:
+        code = self._process.wait()
+        cause = f"exit status {code}"
+        if code < 0:
+            try:
+                cause = f"signal {signal.Signals(-code).name}"
+            except ValueError:
+                cause = f"signal {-code}"
+        if -code == signal.SIGKILL:
+            cause += " (killed: often the machine ran out of memory; use fewer workers)"
+        try:
+            self._errors.seek(0)
+            lines = self._errors.read().decode(errors="replace").splitlines()
+        except ValueError:  # closed
+            lines = []
+        said = "\n".join(line for line in lines if line.strip())
+        tail = "\n".join(said.splitlines()[-_LAST_LINES:])
+        message = f"the compiler process ended with {cause}; other results are not affected, and it is started anew when needed."
+        return f"{message} It last said:\n{tail}" if tail else message
+
+
+class Pool:
+    """Idle children by kind of target. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._idle: dict[tuple[Kind, str], list[Child]] = {}
+        self._all: set[Child] = set()
+        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def borrow(self, kind: Kind) -> Iterator[Child]:
+        """A child for one request. It goes back to the pool unless it crashed or the caller was interrupted."""
+        key = (kind, _flags())
+        with self._lock:
+            idle = self._idle.setdefault(key, [])
+            child = idle.pop() if idle else None
+        if child is None or not child.alive:
+            child = Child(kind)
+            with self._lock:
+                self._all.add(child)
+        try:
+            yield child
+        except BaseException:
+            self.discard(child)
+            raise
+        with self._lock:
+            idle.append(child)
+
+    def discard(self, child: Child) -> None:
+        with self._lock:
+            self._all.discard(child)
+        child.close()
+
+    def close(self) -> None:
+        """End all children; the pool stays usable and starts new ones."""
+        with self._lock:
+            children = list(self._all)
+            self._all.clear()
+            self._idle.clear()
+        for child in children:
+            child.close()
+
+
+def _flags() -> str:
+    """A child reads flags only once, so children are kept apart by them."""
+    return "\0".join(os.environ.get(name, "") for name in USER_FLAGS)
+
+
+POOL = Pool()
+atexit.register(POOL.close)
