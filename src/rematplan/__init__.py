@@ -6,8 +6,8 @@
     plan = rp.plan(work, budget="12GiB", target="tpu-v5e")
     loss_fn = rp.remat(loss_fn, plan=plan)
 
-Public names are loaded on first use: importing this package imports neither JAX nor Flax, so that a command line that only
-prints its help answers at once.
+Public names are loaded on first use: importing this package imports neither JAX nor Flax, so that a command line that
+only prints its help answers at once.
 """
 
 from __future__ import annotations
