@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from rematplan.errors import InputError
 from rematplan.report.display import Displayed
 from rematplan.report.files import check_destination, write_text
 from rematplan.report.run import Run, to_text, versions
@@ -43,6 +45,7 @@ class Options:
 
 
 DEFAULTS = Options()
+COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("COMMAND_LINE", default=())
 
 
 def execute(
@@ -64,25 +67,29 @@ def execute(
     """
     if target:
         check_target(target, budget=budget)
-    for path in (options.run, writes):
-        if path is not None:
-            check_destination(path, force=options.force)
+    destinations = [path for path in (options.run, writes) if path is not None]
+    for path in destinations:
+        check_destination(path, force=options.force)
+    if len({path.absolute() for path in destinations}) < len(destinations):
+        raise InputError(f"both the result and its run record would go to {options.run}; give two names.")
     settle_platform(target)
     # What the user's code or a library prints must not end up between the braces of the JSON document.
     with _stdout_to_stderr() if options.json else contextlib.nullcontext(), _progress() as progress:
         record = action(progress)
         document = record.to_json()
-    if writes is not None and contents is not None:
-        _say(f"Wrote {write_text(writes, contents(record), force=options.force)}")
-    if options.run is not None:
-        run = Run(verb=verb, command=tuple(sys.argv[1:]), versions=versions(), target=target, record=document)
-        _say(f"Wrote {write_text(options.run, to_text(run.to_json()), force=options.force)}")
-    if options.json:
-        sys.stdout.write(to_text(document))
-    else:
-        from rematplan.report.terminal import render, stdout
+    try:
+        if writes is not None and contents is not None:
+            _say(f"Wrote {write_text(writes, contents(record), force=options.force)}")
+        if options.run is not None:
+            run = Run(verb=verb, command=COMMAND_LINE.get(), versions=versions(), target=target, record=document)
+            _say(f"Wrote {write_text(options.run, to_text(run.to_json()), force=options.force)}")
+    finally:  # what was worked out is shown even if a disk turned out to be full
+        if options.json:
+            sys.stdout.write(to_text(document))
+        else:
+            from rematplan.report.terminal import render, stdout
 
-        stdout().print(render(verb, document))
+            stdout().print(render(verb, document))
     return record
 
 
@@ -113,7 +120,7 @@ def _say(message: str) -> None:
 
 
 @contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
+def _progress() -> Generator[Progress]:
     """A spinner with what is being done, on standard error if that is a terminal; silence otherwise."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -128,7 +135,7 @@ def _silent(_message: str) -> None:
 
 
 @contextlib.contextmanager
-def _stdout_to_stderr() -> Iterator[None]:
+def _stdout_to_stderr() -> Generator[None]:
     """Sends what is written to standard output to standard error, from Python and from compiled code alike."""
     sys.stdout.flush()
     try:

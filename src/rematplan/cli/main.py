@@ -6,12 +6,14 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
 from rich.console import Console
 
 from rematplan import __version__
+from rematplan.cli.common import COMMAND_LINE
 from rematplan.cli.compare import compare
 from rematplan.cli.demo import demo
 from rematplan.cli.frontier import frontier
@@ -51,6 +53,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code. `words` are without the program's name; default `sys.argv`."""
     words = list(sys.argv[1:] if words is None else words)
     app = build_app()
+    COMMAND_LINE.set(tuple(words))
+    warnings.showwarning = _show_warning
     try:
         app(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -87,6 +91,11 @@ def _first_line(error: Exception) -> str:
     """The message as one line, closed by a full stop."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:
+    """A warning as one line: where in the source it was raised says nothing to a user of the command line."""
+    sys.stderr.write(f"warning: {message}\n")
 
 
 def _debug(words: Sequence[str]) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from rematplan.report.display import Displayed
+
 
 class Source(Enum):
     """Where a figure comes from."""
@@ -59,7 +61,7 @@ class InstructionCost:
 
 
 @dataclass(frozen=True)
-class Measurement:
+class Measurement(Displayed):
     """Memory and time of one program on one target, per device.
 
     Attributes:
@@ -73,6 +75,8 @@ class Measurement:
       fits_limit: whether it compiled under the limit that was asked for; None if no limit was asked for.
       costs: cost by kind of instruction, from which `cost.CycleTable` learns; `to_json` leaves it out.
     """
+
+    KIND = "measure"
 
     target: str
     source: Source

@@ -1,0 +1,115 @@
+"""`compare`: every hand-written configuration of a workload on one target, beside each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rematplan._measure import (
+    Progress,
+    checkpointed,
+    compiler_options,
+    lowered,
+    measure_lowered,
+    method_named,
+    silent,
+    traced_loss,
+)
+from rematplan.budgets import budget_bytes
+from rematplan.errors import CompilerError, PlanMismatch
+from rematplan.planner.baselines import Baseline, baselines
+from rematplan.records import Comparison, Refused, Row
+from rematplan.target import compiler
+from rematplan.target.compiler import Method
+from rematplan.target.measurement import Measurement
+from rematplan.target.target import Kind, Target, resolve
+
+if TYPE_CHECKING:
+    from rematplan._measure import Lowered
+    from rematplan.workload import Workload
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A configuration that is ready to be measured."""
+
+    baseline: Baseline
+    lowered: Lowered
+
+
+def compare(
+    work: Workload,
+    *,
+    target: str | Target,
+    budget: str | int | None = None,
+    method: Method | str = Method.COMPILE,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Measures every hand-written configuration that the workload allows.
+
+    Args:
+      target: as in `measure`.
+      budget: what the rows are held against, and what the compiler's own rematerialization is given; default for the
+        latter is the chip's memory.
+      method: "compile" for the compiler's full result, "probe" for its schedule and buffers only.
+      progress: called with a sentence whenever something long begins or ends.
+
+    Returns:
+      A row for each configuration in a fixed order, `plain` first; what the compiler refused stands apart.
+    """
+    chosen = resolve(target) if isinstance(target, str) else target
+    how = method_named(method)
+    limit = None if budget is None else budget_bytes(budget, target=chosen)
+    say = progress or silent
+    say("tracing")
+    traced = traced_loss(work)
+    tasks: list[_Task] = []
+    refused: list[Refused] = []
+    for baseline in baselines(traced.graph):
+        say(f"lowering {baseline.name}")
+        options = compiler_options(baseline, chosen, method=how, limit_bytes=limit)
+        try:
+            tasks.append(_Task(baseline, lowered(work, checkpointed(traced, baseline), chosen, options=options)))
+        except PlanMismatch as error:  # a callback or an ordered effect where the region would be
+            refused.append(Refused(baseline.name, str(error)))
+    rows: list[Row] = []
+    for task, outcome in zip(tasks, _measure_all(tasks, chosen, say), strict=True):
+        if isinstance(outcome, Measurement):
+            rows.append(Row(task.baseline.name, outcome, _note(task, outcome)))
+        else:
+            refused.append(Refused(task.baseline.name, outcome))
+    return Comparison(chosen.name, tuple(rows), budget_bytes=limit, refused=tuple(refused))
+
+
+def _measure_all(tasks: list[_Task], target: Target, say: Progress) -> list[Measurement | str]:
+    """A measurement for each task, or why there is none."""
+    done: set[int] = set()
+
+    def on_done(index: int, _measured: Measurement) -> None:
+        done.add(index)
+        say(f"{target.name}: {len(done)} of {len(tasks)} configurations measured, last {tasks[index].baseline.name}")
+
+    if target.kind is not Kind.LOCAL:
+        say(f"{target.name}: measuring {len(tasks)} configurations")
+        try:
+            jobs = [(task.lowered.program, task.lowered.options) for task in tasks]
+            return [*compiler.measure_many(jobs, target, on_done=on_done)]
+        except CompilerError:
+            pass  # one of them failed; the others are in the cache, unless there is none
+    outcomes: list[Measurement | str] = []
+    for index, task in enumerate(tasks):
+        try:
+            measured = measure_lowered(task.lowered, target)
+            on_done(index, measured)
+            outcomes.append(measured)
+        except CompilerError as error:
+            outcomes.append(str(error))
+    return outcomes
+
+
+def _note(task: _Task, measured: Measurement) -> str:
+    if not task.baseline.compiler_rematerializes:
+        return ""
+    if measured.fits_limit is False:
+        return "the compiler's own rematerialization did not reach its limit"
+    return "the compiler's own rematerialization"

@@ -1,0 +1,141 @@
+"""`measure`: a workload under one configuration on one target -> a `Measurement`.
+
+Traces the loss, checkpoints it as a policy or plan says, puts the training step around it, lowers that here and has the
+target's compiler measure it. Does not know how a plan is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rematplan import apply, policies
+from rematplan._plan import Plan
+from rematplan.errors import InputError
+from rematplan.planner.baselines import Baseline
+from rematplan.program.configuration import PLAIN
+from rematplan.program.trace import Traced, trace
+from rematplan.target import compiler
+from rematplan.target.compiler import Method, Options, Program, Rematerialization
+from rematplan.target.measurement import Measurement
+from rematplan.target.target import Target, resolve
+
+if TYPE_CHECKING:
+    from rematplan.workload import Workload
+
+Progress = Callable[[str], None]
+
+
+def measure(
+    work: Workload,
+    *,
+    target: str | Target,
+    policy: str | None = None,
+    plan: Plan | str | Path | None = None,
+    method: Method | str = Method.COMPILE,
+    progress: Progress | None = None,
+) -> Measurement:
+    """Measures memory and time of one training step, per device.
+
+    Args:
+      target: a name such as "tpu-v5e", "gpu-h100", "cpu", "local".
+      policy: a hand-written configuration ("plain", "per-block", ...) or the name of a policy in
+        `jax.checkpoint_policies` that needs no argument; default plain.
+      plan: instead of a policy, a plan or the path of one.
+      method: "compile" for the compiler's full result, "probe" for its schedule and buffers only.
+      progress: called with a sentence whenever something long begins.
+
+    Raises:
+      InputError: unknown names, a missing compiler, or both a policy and a plan.
+      PlanMismatch: the plan is not for this function.
+      CompilerError: the compiler crashed or refused the program.
+    """
+    if policy is not None and plan is not None:
+        raise InputError("both a policy and a plan were given; a measurement is of one of them.")
+    chosen = resolve(target) if isinstance(target, str) else target
+    how = method_named(method)
+    loaded = None if plan is None else Plan.load(plan)
+    say = progress or silent
+    say("tracing")
+    baseline: Baseline | None = None
+    pure_loss: Callable[..., list[Any]] | None = None
+    if loaded is not None:
+        pure_loss = apply.planned(work.lift(scopes=True), loaded).pure
+    elif policy not in (None, "plain"):
+        traced = traced_loss(work)
+        baseline = policies.by_name(traced.graph, policy)
+        pure_loss = checkpointed(traced, baseline)
+    options = compiler_options(baseline, chosen, method=how, limit_bytes=None)
+    ready = lowered(work, pure_loss, chosen, options=options)
+    say(f"{chosen.name}: measuring {'the plan' if loaded is not None else policy or 'plain'}")
+    return measure_lowered(ready, chosen)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A training step that is ready to be measured, and how."""
+
+    program: Program
+    options: Options
+
+
+def traced_loss(work: Workload) -> Traced:
+    """The loss of a workload as a flattened program with module paths."""
+    lifted = work.lift(scopes=True)
+    return trace(lifted.pure, lifted.leaves, differentiated=work.differentiated)
+
+
+def checkpointed(traced: Traced, baseline: Baseline) -> Callable[..., list[Any]] | None:
+    """The flat loss under a hand-written configuration; None stands for the loss as the user wrote it."""
+    return None if baseline.configuration == PLAIN else apply.configured(traced, baseline.configuration)
+
+
+def compiler_options(baseline: Baseline | None, target: Target, *, method: Method, limit_bytes: int | None) -> Options:
+    """How a configuration is compiled: only the one called `compiler` gets the compiler's own rematerialization."""
+    if baseline is None or not baseline.compiler_rematerializes:
+        return Options(method=method)
+    limit = limit_bytes if limit_bytes is not None else target.memory_bytes
+    return Options(method=method, limit_bytes=limit, rematerialization=Rematerialization.ON)
+
+
+def lowered(work: Workload, pure_loss: Callable[..., list[Any]] | None, target: Target, *, options: Options) -> Lowered:
+    """The training step around a flat loss, lowered for the target's platform."""
+    step = work.step(pure_loss)
+    program = compiler.lower(step.function, step.leaves, donated=step.donated, target=target, name=work.name)
+    return Lowered(program, options)
+
+
+def measure_lowered(ready: Lowered, target: Target) -> Measurement:
+    """One measurement.
+
+    Raises:
+      CompilerError: the compiler crashed or refused the program.
+    """
+    options = ready.options
+    return compiler.measure(
+        ready.program,
+        target=target,
+        method=options.method,
+        limit_bytes=options.limit_bytes,
+        rematerialization=options.rematerialization,
+        compiler_options=options.compiler_options,
+    )
+
+
+def method_named(method: Method | str) -> Method:
+    """The method of that name.
+
+    Raises:
+      InputError: if there is none.
+    """
+    try:
+        return Method(method)
+    except ValueError:
+        names = " or ".join(known.value for known in Method)
+        raise InputError(f"unknown method {method!r}; write {names}.") from None
+
+
+def silent(_message: str) -> None:
+    """Progress that nobody watches."""
