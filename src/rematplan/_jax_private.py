@@ -10,6 +10,7 @@ from typing import Any
 
 import flax
 import jax
+import numpy as np
 from jax._src import source_info_util  # no public way from an equation to its user frame (0.10.2)
 from jax._src.sharding_impls import UnspecifiedValue  # jit's "no sharding given" marker has no public test (0.10.2)
 
@@ -39,3 +40,38 @@ def user_location(source_info: Any) -> str:
 def itemsize(dtype: Any) -> int:
     """Bytes of one element, PRNG keys included."""
     return int(getattr(dtype, "itemsize", 4))
+
+
+def compile_stablehlo(text: str, devices: list[Any], *, options: dict[str, Any], load: bool = False) -> Any:
+    """Compile StableHLO text for devices, which may be compile-only ones of a topology. Returns XLA's executable.
+
+    The public path from text to an executable runs through a function (`jax.jit`), which the compile child does not have:
+    it gets text. These are the steps that `Lowered.compile` takes (0.10.2), JAX's persistent cache left out, because it
+    cannot read back what was compiled for absent devices.
+
+    Args:
+      options: compiler options, as `Lowered.compile(compiler_options=)` takes them.
+      load: the devices are really there, and the program is to be loaded onto them.
+    """
+    from jax._src import compiler, dispatch  # compile options as JAX sets them, and when it tuples arguments
+    from jax._src.interpreters import mlir  # a context with JAX's dialects
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        backend = devices[0].client
+        compile_options = compiler.get_compile_options(
+            num_replicas=1,
+            num_partitions=len(devices),
+            device_assignment=np.array([devices], dtype=object),
+            env_options_overrides=dict(options),
+            detailed_logging=False,
+            backend=backend,
+        )
+        main = next(op for op in module.body if str(getattr(op, "sym_name", "")) == '"main"')
+        argument_count = len(main.type.inputs)
+        compile_options.parameter_is_tupled_arguments = dispatch.should_tuple_args(argument_count, devices[0].platform)
+        device_list = xla_client.DeviceList(tuple(devices))
+        compile_ = backend.compile_and_load if load else backend.compile
+        return compile_(module, executable_devices=device_list, compile_options=compile_options)
