@@ -1,0 +1,110 @@
+"""Records: totals add up, keys are the contract's, and every document is valid under its schema."""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from rematplan.records import (
+    Comparison,
+    Finding,
+    Frontier,
+    FrontierPoint,
+    Inspection,
+    PlanRecord,
+    Refused,
+    Residual,
+    Row,
+    Verification,
+    plain,
+)
+from rematplan.report.run import Run, from_document, read_document, to_text
+from rematplan.report.schemas import kinds, schema
+from tests.report.measurements import MIB, measurement
+
+SHAPE = (16, 512, 512)
+PLAN = {
+    "format": "rematplan/plan",
+    "version": 1,
+    "regions": [{"first": "a", "last": "b", "saved": ["c"], "module": "blocks/0", "prevent_cse": True}],
+    "loops": [],
+    "fingerprint": "abc",
+    "target": "tpu-v5e",
+    "budget_bytes": 600 * MIB,
+    "predicted": {},
+    "measured": {},
+}
+
+
+def residual(module: str, *, mib: int = 8, operation: str = "dot_general") -> Residual:
+    return Residual(mib * MIB, SHAPE, "bfloat16", module, operation, "gpt.py:30 (attend)")
+
+
+INSPECTION = Inspection(
+    residuals=(
+        residual("blocks/0/attn"),
+        residual("blocks/10/attn"),
+        residual("norm2"),
+        residual("blocks/1/mlp", operation="exp"),
+    ),
+    arguments=(residual("", mib=1, operation="argument"),),
+    findings=(Finding("whole-region", "one region saves nothing"),),
+)
+RECORDS = [
+    INSPECTION,
+    measurement(),
+    measurement(seconds=None, flops=float("nan")),
+    Comparison("tpu-v5e", (Row("plain", measurement()),), budget_bytes=MIB, refused=(Refused("dots", "crashed"),)),
+    PlanRecord(
+        plan=PLAN,
+        predicted={"peak_bytes": 560 * MIB, "seconds": 0.022},
+        measured=measurement().to_json(),
+        baselines=(Row("plain", measurement()).to_json(),),
+        bound={"seconds": 0.02},
+        budget_bytes=600 * MIB,
+        status="fits",
+    ),
+    Frontier("tpu-v5e", (FrontierPoint(600 * MIB, measurement(), PLAN),)),
+    Verification(True, 1e-7, None, True, True, True, {"float32": 1e-5}, "batch 16 -> 2"),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.KIND)
+def test_every_record_is_valid_under_its_schema(record):
+    document = json.loads(json.dumps(plain(record.to_json()), allow_nan=False))
+    jsonschema.validate(document, schema(record.KIND))
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_schemas_are_schemas_and_refuse_an_empty_document(kind):
+    jsonschema.Draft202012Validator.check_schema(schema(kind))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({}, schema(kind))
+
+
+def test_inspection_totals_add_up():
+    document = INSPECTION.to_json()
+    assert document["total_bytes"] == sum(r["bytes"] for r in document["residuals"]) == 32 * MIB
+    assert document["total_bytes"] == sum(g["bytes"] for g in document["groups"])
+    assert document["argument_bytes"] == MIB
+
+
+def test_groups_fold_list_positions_only():
+    groups = {(group.module, group.operation): group for group in INSPECTION.groups()}
+    assert set(groups) == {("blocks/*/attn", "dot_general"), ("norm2", "dot_general"), ("blocks/*/mlp", "exp")}
+    assert groups["blocks/*/attn", "dot_general"].count == 2
+    assert INSPECTION.groups()[0].bytes == 16 * MIB
+
+
+def test_numbers_that_json_cannot_hold_become_null():
+    assert plain({"a": float("inf"), "b": (1.5, float("nan"))}) == {"a": None, "b": [1.5, None]}
+
+
+def test_run_record_is_read_back_as_it_was(tmp_path):
+    run = Run("measure", ("measure", "gpt"), {"jax": "0.10.2"}, "tpu-v5e", plain(measurement().to_json()))
+    jsonschema.validate(run.to_json(), schema("run"))
+    path = tmp_path / "run.json"
+    path.write_text(to_text(run.to_json()))
+    assert from_document(read_document(path), name="run.json") == run
