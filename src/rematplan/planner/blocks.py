@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from rematplan.planner.cuts import common_depth, cut_points, heavy_operations, last_read, producers, work
 from rematplan.program.graph import Graph, Operation, Value, ValueKind
@@ -173,7 +173,7 @@ def _between(graph: Graph, positions: Iterable[int]) -> tuple[Block, ...]:
     weight = work(graph)
     live: tuple[int, ...] = ()
     chain: list[Block] = []
-    for index, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for index, (start, stop) in enumerate(pairwise(bounds)):
         operations = graph.operations[start:stop]
         read = dict.fromkeys(v for op in operations for v in op.inputs)
         outside = [v for v in read if made_by[v] < start]

@@ -8,7 +8,8 @@ the program returns it. Between two heavy operations (matrix products, convoluti
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -31,6 +32,12 @@ TOLERANCE = 1.05
 # positions that every layer reads, the outermost skip of a U-Net. It says nothing about where to cut.
 SIDE_SHARE = 0.5
 SIDE_HEAVY_OPERATIONS = 8
+# Of several values live at a cut, at most this many may have been made by the last few heavy operations: a U-Net
+# carries its skips and the value in flight, but a cut between queries, keys, values and their use is none.
+MOST_RECENT_VALUES = 2
+RECENT_HEAVY_OPERATIONS = 4
+# Blocks that begin like at least this share of the most frequent beginning are equal: first and last layers differ.
+OPENING_SHARE = 0.5
 # A live value smaller than this share of all live bytes does not count as a second value at a cut.
 SMALL_SHARE = 0.1
 
@@ -41,7 +48,7 @@ class CutPoint:
 
     Attributes:
       position: index of the operation after the cut.
-      live: intermediates live across it, side values included, in order of definition.
+      live: intermediates live across it, side values included.
       live_bytes: their size without side values.
       depth: how deep in the module tree the boundary lies that it coincides with; small for large modules.
     """
@@ -55,27 +62,29 @@ class CutPoint:
 def cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     """Good positions to cut, in order.
 
-    Of the positions between two heavy operations, the one with the fewest live bytes is a candidate; within 5 % the
-    shallowest module boundary wins, then the last. A candidate is good if it has no more live bytes than both
-    neighbouring candidates, or if one single value is live and not more than at one of the neighbours.
+    Of the positions between two heavy operations, the one with the fewest live bytes is a candidate; within 5 % one
+    wins that begins a block as others begin (so that repeated layers are cut alike), then the shallowest module
+    boundary, then the last. A candidate is good if one single value is live and is no larger than
+    what is live at one of the neighbouring candidates, or if it has no more live bytes than both neighbours and at most
+    two of its values were just made.
     """
     count = len(graph.operations)
     if count < 2:
         return ()
     side = set(side_values(graph))
     crossing = crossing_bytes(graph, without=side)
-    reads = last_read(graph)
     heavy = heavy_operations(graph)
     if not heavy:
         return ()
-    edges = [-1, *heavy, count]
-    gaps: list[CutPoint] = []
-    for before, after in pairwise(edges):
-        positions = [p for p in range(before + 1, after + 1) if 0 < p < count]
-        if positions:
-            gaps.append(_best_position(graph, positions, crossing, reads))
-    good = [g for i, g in enumerate(gaps) if _is_good(graph, gaps, i, heavy, side)]
-    return tuple(_drop_small_blocks(good, work(graph)))
+    stretches = [[p for p in range(a + 1, b + 1) if 0 < p < count] for a, b in pairwise([-1, *heavy, count])]
+    ties = [_fewest_bytes(positions, crossing) for positions in stretches if positions]
+
+    liveness = _Liveness(graph, crossing)
+    gaps = [liveness.at(_best_position(graph, positions, {})) for positions in ties]
+    good = [i for i in range(len(gaps)) if _is_good(graph, gaps, i, heavy, side)]
+    openings = Counter(_opening(graph, gaps[i].position) for i in good)
+    points = [liveness.at(_best_position(graph, ties[i], openings)) for i in good]
+    return tuple(_drop_small_blocks(points, work(graph)))
 
 
 def side_values(graph: Graph) -> tuple[int, ...]:
@@ -172,27 +181,54 @@ def crossing_bytes(graph: Graph, *, without: Collection[int] = ()) -> list[int]:
     return np.cumsum(change).tolist()
 
 
-def _best_position(
-    graph: Graph, positions: Sequence[int], crossing: Sequence[int], reads: Sequence[int]
-) -> CutPoint:
+def _fewest_bytes(positions: Sequence[int], crossing: Sequence[int]) -> list[int]:
     limit = TOLERANCE * min(crossing[p] for p in positions)
-    depth = lambda p: boundary_depth(graph.operations[p - 1].module, graph.operations[p].module)  # noqa: E731
-    best = min((p for p in positions if crossing[p] <= limit), key=lambda p: (depth(p), -p))
-    live = tuple(v for op in graph.operations[:best] for v in op.outputs if reads[v] >= best)
-    return CutPoint(best, live, crossing[best], depth(best))
+    return [p for p in positions if crossing[p] <= limit]
+
+
+def _opening(graph: Graph, position: int) -> str:
+    """What a block that starts here would begin with."""
+    operation = graph.operations[position]
+    return operation.signature or operation.primitive
+
+
+def _best_position(graph: Graph, positions: Sequence[int], openings: Mapping[str, int]) -> int:
+    often = OPENING_SHARE * max(openings.get(_opening(graph, p), 0) for p in positions)
+    return min(positions, key=lambda p: (openings.get(_opening(graph, p), 0) < often, _depth(graph, p), -p))
+
+
+def _depth(graph: Graph, position: int) -> int:
+    return boundary_depth(graph.operations[position - 1].module, graph.operations[position].module)
+
+
+class _Liveness:
+    """Describes positions as cut points."""
+
+    def __init__(self, graph: Graph, crossing: Sequence[int]) -> None:
+        self._graph, self._crossing = graph, crossing
+        self._reads, self._made_by = np.asarray(last_read(graph)), np.asarray(producers(graph))
+
+    def at(self, position: int) -> CutPoint:
+        live = np.flatnonzero((self._made_by >= 0) & (self._made_by < position) & (self._reads >= position))
+        depth = _depth(self._graph, position)
+        return CutPoint(position, tuple(live.tolist()), self._crossing[position], depth)
 
 
 def _is_good(graph: Graph, gaps: Sequence[CutPoint], index: int, heavy: Sequence[int], side: set[int]) -> bool:
+    """Whether a candidate is worth a cut; see `cut_points`."""
     here = gaps[index].live_bytes
     if gaps[index].position > heavy[-1]:
         # light operations at the end, such as a loss, stay with the last heavy one; `blocks` may split them off
         return False
     left = gaps[index - 1].live_bytes if index else float("inf")
     right = gaps[index + 1].live_bytes if index + 1 < len(gaps) else 0
-    if here <= TOLERANCE * min(left, right):
-        return True
     large = [v for v in gaps[index].live if v not in side and graph.values[v].bytes >= SMALL_SHARE * here]
-    return len(large) == 1 and here <= TOLERANCE * max(left, right)
+    if len(large) == 1:
+        return here <= TOLERANCE * max(left, right)
+    since = [h for h in heavy if h < gaps[index].position][-RECENT_HEAVY_OPERATIONS:][:1]
+    made_since = {v for op in graph.operations[since[0] if since else 0 : gaps[index].position] for v in op.outputs}
+    recent = made_since.intersection(large)
+    return here <= TOLERANCE * min(left, right) and len(recent) <= MOST_RECENT_VALUES
 
 
 def _drop_small_blocks(points: list[CutPoint], weight: Sequence[float]) -> list[CutPoint]:

@@ -3,7 +3,8 @@
 Comes in: a `Graph`, a stretch `[start, stop)`, and rates to price operations. Goes out: `SaveSet`s between "nothing
 saved" and "nothing recomputed". Candidates are all values of the stretch: what the backward pass needs can be saved
 itself, or recomputed from anything saved above it. For a price per saved byte the cheapest set is a minimum cut
-(`mincut.py`); all prices together give the lower convex hull of recompute time over bytes. Prices only rank (`price.py`).
+(`mincut.py`); all prices together give the lower convex hull of recompute time over bytes. Operations are priced by
+`price.py`, which only ranks.
 """
 
 from __future__ import annotations
@@ -177,9 +178,10 @@ def cheap_statistics(problem: Stretch, *, limit_bytes: int | None = None) -> Sav
     nothing, everything = problem.save_set(()), network.nothing_recomputed()
     if not everything.saved_bytes:
         return everything
-    # all of them together have to earn a thousandth of the recomputation: that drops the many that save next to nothing
+    # all of them together have to earn a thousandth of the recomputation: this drops those that save next to nothing
     price = STATISTIC_EARNINGS * nothing.recompute_seconds / everything.saved_bytes
-    return network.cheapest(price, bound=min(s.recompute_seconds + price * s.saved_bytes for s in (nothing, everything)))
+    bound = min(s.recompute_seconds + price * s.saved_bytes for s in (nothing, everything))
+    return network.cheapest(price, bound=bound)
 
 
 def _boundary(problem: Stretch) -> set[int]:

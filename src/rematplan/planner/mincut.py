@@ -1,10 +1,10 @@
 """The cheapest values to save in a region, as a minimum cut.
 
-Comes in: the recompute problem of a region (`menu.Stretch`) and a price per saved byte. Goes out: the set of saved values
-that minimizes recompute seconds + price * saved bytes. What the backward pass needs is connected to the source. Every
-value leads to the operation that makes it, with the price of saving the value as capacity; every operation leads to its
-inputs, without limit, and to the sink, with its own cost as capacity. Operations on the source's side are recomputed;
-cut edges from values are saves.
+Comes in: the recompute problem of a region (`menu.Stretch`) and a price per saved byte. Goes out: the set of saved
+values that minimizes recompute seconds + price * saved bytes. What the backward pass needs is connected to the source.
+Every value leads to the operation that makes it, with the price of saving the value as capacity; every operation leads
+to its inputs, without limit, and to the sink, with its own cost as capacity. Operations on the source's side are
+recomputed; cut edges from values are saves.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class RecomputeNetwork:
 
         Args:
           price: seconds per byte.
-          bound: the cost of some known save set at this price; capacities are scaled by it, so that the result is exact to
-            about 1e-9 of it per edge.
+          bound: the cost of some known save set at this price; capacities are scaled by it, so that the result is
+            exact to about 1e-9 of it per edge.
         """
         with np.errstate(over="ignore"):
             scaled = np.rint((self._seconds + price * self._bytes) * (_SCALE / bound))

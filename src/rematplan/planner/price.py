@@ -1,8 +1,8 @@
 """What recomputing one operation costs, by an analytic roofline.
 
-Comes in: an operation, and the rates of a chip. Goes out: seconds. These seconds only rank: they decide which values are
-candidates and in which order, never what a plan is said to cost. That is read from the target's compiler, which fuses,
-pads and schedules in ways that no formula here knows.
+Comes in: an operation, and the rates of a chip. Goes out: seconds. These seconds only rank: they decide which values
+are candidates and in which order, never what a plan is said to cost. That is read from the target's compiler, which
+fuses, pads and schedules in ways that no formula here knows.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ MATRIX_FLOPS_PER_ELEMENT = 16
 LEAST_SECONDS = 1e-12
 
 _MOVES = frozenset(
-    "reshape broadcast_in_dim convert_element_type squeeze stop_gradient iota split slice transpose expand_dims copy "
-    "copy_p name optimization_barrier rev".split()
+    {
+        *("reshape", "broadcast_in_dim", "squeeze", "expand_dims", "transpose", "rev", "split", "slice"),
+        *("convert_element_type", "stop_gradient", "copy", "copy_p", "name", "optimization_barrier", "iota"),
+    }
 )
 _REDUCTIONS = ("reduce_", "arg", "cum", "sort", "top_k")
 _IRREGULAR = ("gather", "scatter", "dynamic_", "random_", "threefry", "rng_")
