@@ -87,17 +87,15 @@ def _load_module(name: str) -> ModuleType:
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python -m` does
     try:
-        return _run_users_code(lambda: importlib.import_module(name), doing=f"importing {name}")
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(f"{missing}."):
-            raise InputError(
-                f"there is no module {missing!r} (looked in {folder} and the installed packages); "
-                "for a file write file.py:factory."
-            ) from error
+        found = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package above it
+        found = False
+    if not found:
         raise InputError(
-            f"importing {name} failed: it needs the module {missing!r}, which is not installed ({users_frame(error)})."
-        ) from error
+            f"there is no module {name!r} (looked in {folder} and the installed packages); "
+            "for a file write file.py:factory."
+        )
+    return _run_users_code(lambda: importlib.import_module(name), doing=f"importing {name}")
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -145,7 +143,7 @@ def _run_users_code(call: Callable[[], Any], *, doing: str) -> Any:
     """Calls the user's code; what it raises becomes an InputError that shows the user's own line."""
     try:
         return call()
-    except (RematplanError, ModuleNotFoundError):
+    except RematplanError:
         raise
     except SyntaxError as error:
         raise InputError(f"{doing} failed: {error.msg} ({error.filename}:{error.lineno}).") from error
@@ -153,10 +151,11 @@ def _run_users_code(call: Callable[[], Any], *, doing: str) -> Any:
         raise InputError(f"{doing} called sys.exit({error.code!r}); a factory has to return a Workload.") from error
     except Exception as error:
         frame = users_frame(error)
+        if frame is None:
+            raise  # not the user's code
         message = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        where = frame or "no line of yours"
-        raise InputError(f"{doing} raised {type(error).__name__}: {message} ({where}).") from error
+        raise InputError(f"{doing} raised {type(error).__name__}: {message} ({frame}).") from error
 
 
 def _described(value: Any) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"a value of type {type(value).__name__}"

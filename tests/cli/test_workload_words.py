@@ -1,0 +1,138 @@
+"""`module:factory key=value`: what is taken, and what is said when the user's words or code are wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from rematplan.cli.workloads import load_workload, parse_keywords, parse_value
+from rematplan.errors import InputError
+
+GOOD = """
+    import jax, jax.numpy as jnp
+    import rematplan as rp
+
+    def make(*, features: int = 8, batch: int = 4, name="small"):
+        loss = lambda w, x: (jnp.tanh(x @ w) ** 2).sum()
+        w = jax.ShapeDtypeStruct((features, features), "float32")
+        return rp.Workload(loss, w, jax.ShapeDtypeStruct((batch, features), "float32"), name=name)
+
+    not_callable = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("12", 12),
+        ("1_024", 1024),
+        ("-3", -3),
+        ("1e-3", 1e-3),
+        ("true", True),
+        ("False", False),
+        ("none", None),
+        ("bfloat16", "bfloat16"),
+        ("'12'", "12"),
+        ("[1, 2]", [1, 2]),
+        ("a=b", "a=b"),
+        ("", ""),
+    ],
+)
+def test_values(text, value):
+    parsed = parse_value(text)
+    assert parsed == value
+    assert type(parsed) is type(value)
+
+
+def test_keywords_refuse_what_is_no_assignment_or_given_twice():
+    assert parse_keywords(["blocks=2", "dtype=float32"]) == {"blocks": 2, "dtype": "float32"}
+    for words in (["blocks"], ["=2"], ["2x=3"], ["a=1", "a=2"]):
+        with pytest.raises(InputError):
+            parse_keywords(words)
+
+
+def test_a_file_with_sizes(factory_file):
+    work = load_workload(f"{factory_file(GOOD)}:make", ["features=16", "name=wide"])
+    assert work.name == "wide"
+    assert [leaf.shape for leaf in work.lift().leaves] == [(16, 16), (4, 16)]
+
+
+def test_a_module_in_the_current_folder(factory_file, monkeypatch):
+    monkeypatch.chdir(factory_file(GOOD).parent)
+    assert load_workload("users_model:make", []).name == "small"
+
+
+def test_built_in_names_are_short_for_their_module():
+    short = load_workload("mlp", ["layers=2"])
+    full = load_workload("rematplan.workloads:mlp", ["layers=2"])
+    assert [leaf.shape for leaf in short.lift().leaves] == [leaf.shape for leaf in full.lift().leaves]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "complaint"),
+    [
+        ("gtp", [], r"Did you mean gpt\?"),
+        ("users_absent:make", [], "no module 'users_absent'"),
+        ("absent.py:make", [], "no file absent.py"),
+        ("rematplan.workloads:gtp", [], "did you mean gpt"),
+        ("gpt", ["depth=3"], r"unexpected keyword argument 'depth'; it takes .*blocks"),
+        ("gpt", ["blocks=0"], "blocks=0 is not a positive whole number"),
+        ("gpt", ["blocks=two"], "blocks='two'"),
+    ],
+)
+def test_words_that_name_no_workload(cli, name, sizes, complaint):
+    with pytest.raises(InputError, match=complaint):
+        load_workload(name, sizes)
+    result = cli("measure", name, *sizes, "--target", "cpu")
+    assert result.code == 2
+    assert result.out == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("def make():\n    return 3", "returned a value of type int, not a rematplan.Workload"),
+        ("def make():\n    pass", "returned None"),
+        ("make = 3", "is a value of type int, not a function"),
+        ("def other():\n    pass", "no factory 'make'"),
+        ("def make(size):\n    pass", "missing a required argument: 'size'"),
+        ("import users_missing", "No module named 'users_missing' .*users_model.py:1"),
+        ("def make(:", "invalid syntax"),
+        ("import sys\ndef make():\n    sys.exit(3)", r"called sys.exit\(3\)"),
+    ],
+)
+def test_code_that_makes_no_workload(factory_file, source, complaint):
+    with pytest.raises(InputError, match=complaint):
+        load_workload(f"{factory_file(source)}:make", [])
+
+
+def test_an_error_inside_the_factory_shows_the_users_own_line(cli, factory_file):
+    path = factory_file("""
+        import jax.numpy as jnp
+
+        def helper():
+            return jnp.ones((2, 3)) @ jnp.ones((2, 3))
+
+        def make():
+            return helper()
+    """)
+    result = cli("measure", f"{path}:make", "--target", "cpu")
+    assert result.code == 2
+    assert f"{path}:5 in helper: return jnp.ones((2, 3)) @ jnp.ones((2, 3))" in result.err
+    assert "Traceback" not in result.err
+    assert "Traceback" in cli("measure", f"{path}:make", "--target", "cpu", "--debug").err
+
+
+def test_an_error_inside_the_loss_shows_the_users_own_line(cli, factory_file):
+    path = factory_file("""
+        import jax, rematplan as rp
+
+        def loss(w, x):
+            return (x @ w).sum()
+
+        def make():
+            spec = jax.ShapeDtypeStruct((2, 3), "float32")
+            return rp.Workload(loss, spec, spec)
+    """)
+    result = cli("measure", f"{path}:make", "--target", "cpu")
+    assert result.code == 2
+    assert f"{path}:5 in loss: return (x @ w).sum()" in result.err
