@@ -18,7 +18,7 @@ from typing import Any
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.graph import Graph
-from rematplan.report.files import Existing, write_text
+from rematplan.report.files import write_text
 from rematplan.target.measurement import Measurement
 
 FORMAT = "rematplan/plan"
@@ -104,8 +104,7 @@ class Plan:
         Raises:
           InputError: the file exists and `force` is not set, or it cannot be written.
         """
-        existing = Existing.REPLACE if force else Existing.REFUSE
-        write_text(path, json.dumps(self.to_json(), indent=1) + "\n", existing=existing)
+        write_text(path, json.dumps(self.to_json(), indent=1) + "\n", force=force)
 
     @classmethod
     def load(cls, source: Plan | str | Path | Mapping[str, Any]) -> Plan:
