@@ -2,8 +2,8 @@
 
 Comes in: a function and its arguments, NNX modules among them. Goes out: `Lifted`: the arrays in a stable order, a
 pure function of them that any JAX transformation accepts, and `finish`, which turns its outputs into the function's
-result and writes the state that changed into the caller's modules, once. Only state that changed is an output: an output
-copy of the parameters would cost their size in memory. Knows nothing of plans, policies or compilers.
+result and writes the state that changed into the caller's modules, once. Only state that changed is an output: a
+second copy of the parameters would cost their size in memory. Knows nothing of plans, policies or compilers.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class OutputInfo:
 class _Argument:
     """What an argument is apart from its values; `opened` is None for a static one."""
 
+    identity: int | str
     name: str
     keyword: bool
     treedef: Any = None
@@ -269,6 +270,12 @@ class Lifted:
         args, kwargs, _, _ = self.program.signature.build(leaves)
         return args, kwargs
 
+    def argument(self, identity: int | str, leaves: Sequence[Any]) -> Any:
+        """One argument from other leaves, with fresh modules."""
+        args, kwargs = self.build(leaves)
+        values = [*args, *kwargs.values()]
+        return next(v for a, v in zip(self.program.signature.arguments, values, strict=True) if a.identity == identity)
+
     def finish(self, flat_outputs: Sequence[Any]) -> Any:
         """The function's return value, after writing changed state into the caller's modules."""
         outputs = self._read()
@@ -335,7 +342,7 @@ def lift(
     prefixes = _prefixes(calls)
     for call, prefix in zip(calls, prefixes, strict=True):
         if call.static:
-            arguments.append(_Argument(call.name, call.keyword, static=Static(call.value)))
+            arguments.append(_Argument(call.identity, call.name, call.keyword, static=Static(call.value)))
             continue
         opened = open_tree(call.value, refs=refs, name=call.name)
         names = tuple(
@@ -344,7 +351,7 @@ def lift(
         )
         opened = Opened(opened.treedef, opened.definitions, names, opened.values, opened.slots, opened.attributes)
         found_shapes, arrays, found = take_arrays(opened)
-        arguments.append(_Argument(call.name, call.keyword, opened.treedef, opened.definitions, names))
+        arguments.append(_Argument(call.identity, call.name, call.keyword, opened.treedef, opened.definitions, names))
         shapes += found_shapes
         leaves += arrays
         infos += [_leaf_info(call, opened, place, array) for place, array in zip(found, arrays, strict=True)]

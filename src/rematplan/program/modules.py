@@ -17,7 +17,7 @@ import jax
 from flax import nnx
 
 # The path is an attribute of the module, so it survives where modules are taken apart and built again: nnx.scan,
-# nnx.vmap, nnx.jit, jax.jit. It is static, hence part of the key of every cache on the way, so that a module does not get
+# nnx.vmap, nnx.jit, jax.jit. It is static, hence part of the key of every cache on the way: a module does not get
 # a jaxpr that was traced under the path of another one, or under none.
 STAMP = "rematplan_module_path"
 _MARK = "@"  # opens and closes a path: einsum and jit add scopes of their own after it

@@ -1,0 +1,171 @@
+"""A training step around a flat loss program, as a pure function of flat arrays.
+
+Comes in: a loss as flat leaves -> flat outputs (`Lifted.pure`, or what a plan makes of it) and which leaves are
+differentiated. Goes out: `StepFunction`: what a target's compiler gets. Knows nothing of plans or compilers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import optax
+from flax import nnx
+from jax.extend import core as jex
+
+from rematplan.lift import Lifted, OutputInfo, abstract, lift
+
+PureLoss = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True)
+class StepFunction:
+    """One training step.
+
+    Attributes:
+      function: flat arrays -> flat outputs.
+      leaves: shapes and dtypes of the arrays.
+      donated: positions of the arrays that the step replaces, and whose memory it may use.
+      outputs: names what each flat output is: "loss", "aux", "gradient" and "state", or "result" where the step is the
+        user's own. Call it after `function` was traced.
+    """
+
+    function: Callable[..., list[Any]]
+    leaves: tuple[jax.ShapeDtypeStruct, ...]
+    donated: tuple[int, ...]
+    outputs: Callable[[], tuple[OutputInfo, ...]]
+
+
+def value_and_grad(lifted: Lifted, pure_loss: PureLoss | None, differentiated: tuple[int, ...]) -> StepFunction:
+    """Loss, auxiliary results, gradients, changed state: no output more than `jax.value_and_grad` has."""
+    loss_and_grads = _loss_and_grads(lifted, pure_loss, differentiated)
+
+    def step(*leaves: Any) -> list[Any]:
+        results, gradients, state = loss_and_grads(leaves)
+        return [*results, *gradients, *state]
+
+    def outputs() -> tuple[OutputInfo, ...]:
+        results, state = _named(lifted)
+        gradients = (OutputInfo("gradient", lifted.info[i].path, i) for i in differentiated)
+        return (*results, *gradients, *state)
+
+    return StepFunction(step, tuple(map(abstract, lifted.leaves)), (), outputs)
+
+
+def optimizer_step(
+    lifted: Lifted,
+    pure_loss: PureLoss | None,
+    differentiated: tuple[int, ...],
+    *,
+    optimizer: nnx.Optimizer[Any],
+    argument: int | str,
+) -> StepFunction:
+    """Gradient and update: loss, auxiliary results, state and parameters after the step, optimizer after the step.
+
+    Args:
+      optimizer: its state may be abstract.
+      argument: the argument that holds the model, as in `LeafInfo.argument`.
+    """
+    loss_and_grads = _loss_and_grads(lifted, pure_loss, differentiated)
+    opened = lift(lambda optimizer: None, (optimizer,), {})
+    count = len(lifted.leaves)
+
+    def step(*leaves: Any) -> list[Any]:
+        results, gradients, state = loss_and_grads(leaves[:count])
+        after, created = list(leaves[:count]), []
+        for info, value in zip(_named(lifted)[1], state, strict=True):
+            if info.source is None:
+                created.append(value)
+            else:
+                after[info.source] = value
+        model = lifted.argument(argument, after)
+        slots = list(after)
+        for index, gradient in zip(differentiated, gradients, strict=True):
+            slots[index] = gradient
+        held = opened.argument(0, leaves[count:])
+        held.update(model, nnx.state(lifted.argument(argument, slots), nnx.Param))
+        updated = _state_leaves(model, lifted, argument)
+        for index in differentiated:
+            after[index] = updated[index]
+        changed = [after[i] for i in _changed(lifted, differentiated)]
+        return [*results, *created, *changed, *lift(lambda optimizer: None, (held,), {}).leaves]
+
+    def outputs() -> tuple[OutputInfo, ...]:
+        results, state = _named(lifted)
+        changed = (OutputInfo("state", lifted.info[i].path, i) for i in _changed(lifted, differentiated))
+        held = (OutputInfo("state", i.path, count + n) for n, i in enumerate(opened.info))
+        return (*results, *(s for s in state if s.source is None), *changed, *held)
+
+    leaves = tuple(map(abstract, (*lifted.leaves, *opened.leaves)))
+    donated = (*_changed(lifted, differentiated), *range(count, len(leaves)))
+    return StepFunction(step, leaves, donated, outputs)
+
+
+def own_step(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> StepFunction:
+    """The user's own train step. Donated: module state that it replaces, and what its own `jit` donates."""
+    lifted = lift(function, args, kwargs).abstract()
+    closed = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
+    replaced = {info.source for info in lifted.outputs if info.source is not None}
+    donated = tuple(sorted(replaced | _donated_by_jit(closed.jaxpr)))
+    run = jex.jaxpr_as_fun(closed)  # traced once; lowering runs this
+
+    def step(*leaves: Any) -> list[Any]:
+        return list(run(*leaves))
+
+    return StepFunction(step, tuple(map(abstract, lifted.leaves)), donated, lambda: lifted.outputs)
+
+
+def _loss_and_grads(
+    lifted: Lifted, pure_loss: PureLoss | None, differentiated: tuple[int, ...]
+) -> Callable[[Sequence[Any]], tuple[list[Any], list[Any], list[Any]]]:
+    pure = lifted.pure if pure_loss is None else pure_loss
+
+    def run(leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        def loss(parameters: list[Any]) -> tuple[Any, list[Any]]:
+            everything = list(leaves)
+            for index, parameter in zip(differentiated, parameters, strict=True):
+                everything[index] = parameter
+            value, *rest = pure(*everything)
+            return value, rest
+
+        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)([leaves[i] for i in differentiated])
+        results = len(_named(lifted)[0])
+        return [value, *rest[: results - 1]], gradients, rest[results - 1 :]
+
+    return run
+
+
+def _named(lifted: Lifted) -> tuple[list[OutputInfo], list[OutputInfo]]:
+    """The loss and auxiliary results, and the changed state, of a flat loss."""
+    results = [info for info in lifted.outputs if info.kind == "result"]
+    named = [OutputInfo("aux" if n else "loss", info.path) for n, info in enumerate(results)]
+    return named, [info for info in lifted.outputs if info.kind == "state"]
+
+
+def _changed(lifted: Lifted, differentiated: tuple[int, ...]) -> list[int]:
+    """Leaves that a step with an update replaces."""
+    return sorted({*differentiated, *(info.source for info in _named(lifted)[1] if info.source is not None)})
+
+
+def _state_leaves(model: Any, lifted: Lifted, argument: int | str) -> dict[int, Any]:
+    """The model's leaves by position among the call's leaves."""
+    positions = [i for i, info in enumerate(lifted.info) if info.argument == argument]
+    return dict(zip(positions, lift(lambda model: None, (model,), {}).leaves, strict=True))
+
+
+def _donated_by_jit(jaxpr: Any) -> set[int]:
+    """Inputs that a jit at the top of the program donates."""
+    position = {id(v): i for i, v in enumerate(jaxpr.invars)}
+    return {
+        position[id(var)]
+        for eqn in jaxpr.eqns
+        for var, donated in zip(eqn.invars, eqn.params.get("donated_invars", ()), strict=False)
+        if donated and id(var) in position
+    }
+
+
+def abstract_optimizer(model: Any, transformation: optax.GradientTransformation) -> nnx.Optimizer[Any]:
+    """`nnx.Optimizer` over a model's `nnx.Param`, its state as shapes only."""
+    return nnx.eval_shape(lambda m: nnx.Optimizer(m, transformation, wrt=nnx.Param), model)

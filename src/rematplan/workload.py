@@ -1,0 +1,300 @@
+"""What the user wants to train: a loss function, its arguments, and the step around it.
+
+Comes in: the user's function, NNX modules and arrays, or only their shapes. Goes out: `Workload`, which opens the loss
+into flat arrays, builds the training step around it, and makes real arguments when numbers are to be compared. No array
+is made for tracing. Knows nothing of compilers or plans.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from rematplan import step as steps
+from rematplan.captured import captured, explain
+from rematplan.errors import InputError
+from rematplan.lift import LeafInfo, Lifted, lift
+from rematplan.materialize import random_array
+from rematplan.step import PureLoss, StepFunction
+from rematplan.units import format_bytes, format_count
+
+SHOWN_LEAVES = 8  # of a workload's arrays in an error message
+
+
+class Workload:
+    """A loss function with its arguments, and the training step around it.
+
+    Args:
+      loss_fn: `loss_fn(*args, **kwargs)` -> scalar or (scalar, auxiliary results). A function, a bound method, a
+        `functools.partial`. The `nnx.Param` of its first module argument are differentiated; without modules, the
+        inexact arrays of its first argument.
+      args, kwargs: NNX modules, arrays and anything else. Arrays may be `jax.ShapeDtypeStruct`, modules the result of
+        `nnx.eval_shape`.
+      optimizer: an optax transformation; the step is then gradient and update, its state donated. Default: the step is
+        `value_and_grad`.
+      step: `make_step(loss_fn)` -> train step, a function of `args` and `kwargs`: the user's own step.
+      init: makes real arguments where `args` are only shapes: `init()` or `init(seed)` -> the positional arguments.
+      has_aux: whether `loss_fn` returns a pair. Default: seen from what it returns.
+      name: for reports. Default: the name of `loss_fn`.
+
+    Raises:
+      InputError: arguments that do not fit `loss_fn`, or a model that it captures instead of taking it as an argument.
+        A loss that is no scalar is found by tracing what `lift` or `step` return.
+    """
+
+    def __init__(
+        self,
+        loss_fn: Callable[..., Any],
+        /,
+        *args: Any,
+        optimizer: Any = None,
+        step: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        init: Callable[..., Any] | None = None,
+        has_aux: bool | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        if not callable(loss_fn):
+            raise InputError(f"a Workload needs a loss function first, but got a {type(loss_fn).__name__}")
+        if optimizer is not None and step is not None:
+            raise InputError("give either optimizer= (gradient and update) or step= (your own train step), not both")
+        if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+            raise InputError(
+                "optimizer= takes an optax transformation such as optax.adam(1e-3), but got a "
+                f"{type(optimizer).__name__}; an nnx.Optimizer belongs among the arguments, with step= for the train step that uses it"
+            )
+        self.loss_fn = loss_fn
+        self.args = args
+        self.kwargs = kwargs
+        self.optimizer = optimizer
+        self.make_step = step
+        self.init = init
+        self.has_aux = has_aux
+        self.name = name or _name(loss_fn)
+        self._lifted: dict[bool, Lifted] = {}
+        _check_call(step(loss_fn) if step is not None else loss_fn, args, kwargs)
+        names = captured(loss_fn)
+        if names:
+            raise InputError(explain(loss_fn, names))
+
+    def lift(self, *, scopes: bool = False) -> Lifted:
+        """The loss, opened; with `step=`, as the step calls it.
+
+        Args:
+          scopes: give every operation its module's path.
+        """
+        if scopes not in self._lifted:
+            if self.make_step is None:
+                opened = lift(self.loss_fn, self.args, self.kwargs, scopes=scopes, check=self._check_result).abstract()
+            else:
+                opened = self._observe(self.make_step, scopes=scopes)
+            self._lifted[scopes] = opened
+        return self._lifted[scopes]
+
+    @property
+    def differentiated(self) -> tuple[int, ...]:
+        """Positions of the leaves that are differentiated."""
+        info = self.lift().info
+        model = _model_argument(info)
+        if model is not None:
+            return tuple(i for i, leaf in enumerate(info) if leaf.argument == model and _is_parameter(leaf))
+        found = tuple(
+            i for i, leaf in enumerate(info) if leaf.argument == 0 and leaf.differentiable and not leaf.module
+        )
+        if not found:
+            raise InputError(
+                f"{self.name} has nothing to differentiate: no argument holds an nnx.Param, and its first argument "
+                "holds no array of a floating or complex dtype. Pass the model, or the parameters, as the first argument."
+            )
+        return found
+
+    def step(self, pure_loss: PureLoss | None = None) -> StepFunction:
+        """The whole training step as a pure function of flat arrays.
+
+        Args:
+          pure_loss: in place of the loss as the user wrote it: flat leaves -> flat outputs, as `lift().pure`.
+        """
+        lifted = self.lift(scopes=True)
+        if self.make_step is not None:
+            routed = self.make_step(self._routed(lifted, pure_loss))
+            return steps.own_step(routed, self.args, self.kwargs)
+        if self.optimizer is None:
+            return steps.value_and_grad(lifted, pure_loss, self.differentiated)
+        model = _model_argument(lifted.info)
+        if model is None:
+            raise InputError(
+                f"optimizer= updates the nnx.Param of a model, but no argument of {self.name} holds one. For "
+                "parameters that are plain arrays give the whole train step with step=."
+            )
+        held = steps.abstract_optimizer(lifted.argument(model, lifted.leaves), self.optimizer)
+        return steps.optimizer_step(lifted, pure_loss, self.differentiated, optimizer=held, argument=model)
+
+    def materialize(self, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments as real arrays, with fresh modules.
+
+        What the workload has as arrays is taken from it; the rest comes from `init`, or is random by dtype and
+        collection: parameters and inputs normal, other state between 0.5 and 1.5, integers 0.
+        """
+        opened = lift(self.loss_fn if self.make_step is None else _nothing, self.args, self.kwargs)
+        args, kwargs = opened.build(self._real_leaves(opened, seed))
+        first = len(args) - len(self.args)  # what a partial or a method binds comes first
+        return tuple(args[first:]), {name: kwargs[name] for name in self.kwargs}
+
+    def inputs(self, seed: int = 0) -> list[Any]:
+        """Real arrays for the leaves of `step()`, in order; values as in `materialize`."""
+        opened = lift(self.loss_fn if self.make_step is None else _nothing, self.args, self.kwargs)
+        leaves = self._real_leaves(opened, seed)
+        model = None if self.optimizer is None else _model_argument(opened.info)
+        if model is None:
+            return leaves
+        optimizer = nnx.Optimizer(opened.argument(model, leaves), self.optimizer, wrt=nnx.Param)
+        return [*leaves, *lift(_nothing, (optimizer,), {}).leaves]
+
+    def _real_leaves(self, opened: Lifted, seed: int) -> list[Any]:
+        leaves = list(opened.leaves)
+        if self.init is not None and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+            made = self.init(seed) if inspect.signature(self.init).parameters else self.init()
+            args = made if isinstance(made, tuple) else (made,)
+            real = lift(opened.program.function, args, self.kwargs)
+            if real.key != opened.abstract().key:
+                raise InputError(
+                    f"init of {self.name} returned {_shapes(real)}, but the workload's arguments are "
+                    f"{_shapes(opened)}; it must return the positional arguments, with the same modules, shapes and dtypes."
+                )
+            leaves = list(real.leaves)
+        return [
+            random_array(leaf, info.collection, seed=seed, position=i)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else leaf
+            for i, (leaf, info) in enumerate(zip(leaves, opened.info, strict=True))
+        ]
+
+    def _observe(self, make_step: Callable[..., Any], *, scopes: bool) -> Lifted:
+        """The loss as the user's step calls it, shapes only: what is planned is what runs inside."""
+        seen: list[Lifted] = []
+
+        def recorder(*args: Any, **kwargs: Any) -> Any:
+            lifted = lift(self.loss_fn, args, kwargs, scopes=scopes, check=self._check_result)
+            seen.append(lifted.abstract())
+            return lifted.finish(lifted.pure(*lifted.leaves))
+
+        outer = lift(make_step(recorder), self.args, self.kwargs)
+        jax.eval_shape(outer.pure, *outer.abstract().leaves)
+        if not seen:
+            raise InputError(
+                f"the step of {self.name} never called the loss that make_step was given; make_step(loss_fn) must "
+                "return a train step that differentiates its argument loss_fn."
+            )
+        return seen[0]
+
+    def _routed(self, planned: Lifted, pure_loss: PureLoss | None) -> Callable[..., Any]:
+        """The loss for the user's step: a function of the user's arguments that runs the flat loss."""
+
+        def loss(*args: Any, **kwargs: Any) -> Any:
+            lifted = lift(self.loss_fn, args, kwargs, scopes=True, check=self._check_result)
+            if pure_loss is None:
+                return lifted.finish(lifted.pure(*lifted.leaves))
+            if lifted.key != planned.key:
+                raise InputError(
+                    f"the step of {self.name} calls its loss with {_shapes(lifted)} after {_shapes(planned)}; one "
+                    "plan is for one structure and one set of shapes."
+                )
+            return lifted.using(planned.program).finish(pure_loss(*lifted.leaves))
+
+        loss.__name__ = self.name
+        return loss
+
+    def _check_result(self, result: Any) -> None:
+        """Raises InputError if what the loss returns cannot be differentiated."""
+        pair = isinstance(result, tuple) and len(result) == 2
+        if self.has_aux is True and not pair:
+            raise InputError(
+                f"{self.name} must return (loss, auxiliary results) with has_aux=True; it returns {_shown(result)}"
+            )
+        loss = result[0] if pair and self.has_aux is not False else result
+        shape, dtype = getattr(loss, "shape", None), getattr(loss, "dtype", None)
+        if shape == () and dtype is not None and jnp.issubdtype(dtype, jnp.floating):
+            return
+        raise InputError(
+            f"{self.name} must return a scalar loss of a floating dtype, or (loss, auxiliary results); it returns "
+            f"{_shown(result)}. Reduce the loss to one number, for example with .mean() or .sum()."
+        )
+
+    def __repr__(self) -> str:
+        opened = lift(self.loss_fn if self.make_step is None else _nothing, self.args, self.kwargs)
+        model = _model_argument(opened.info)
+        parameters = [
+            leaf
+            for leaf, info in zip(opened.leaves, opened.info, strict=True)
+            if (info.argument == model and _is_parameter(info) if model is not None else info.argument == 0)
+        ]
+        size = f"{format_count(sum(math.prod(p.shape) for p in parameters))} in {len(parameters)} arrays"
+        step = (
+            "own train step"
+            if self.make_step
+            else "value_and_grad"
+            if self.optimizer is None
+            else "gradient and update"
+        )
+        inputs = ", ".join(
+            f"{info.path} {leaf.dtype}{list(leaf.shape)}"
+            for leaf, info in zip(opened.leaves, opened.info, strict=True)
+            if not info.module and (model is not None or info.argument != 0)
+        )
+        total = format_bytes(sum(math.prod(p.shape) * p.dtype.itemsize for p in parameters))
+        lines = (f"parameters  {size}, {total}", f"inputs      {inputs or 'none'}", f"step        {step}")
+        return "\n  ".join((f"Workload {self.name}", *lines))
+
+
+def _model_argument(info: Sequence[LeafInfo]) -> int | str | None:
+    """The first argument that holds an `nnx.Param`."""
+    return next((leaf.argument for leaf in info if _is_parameter(leaf)), None)
+
+
+def _is_parameter(leaf: LeafInfo) -> bool:
+    return leaf.module and leaf.differentiable and leaf.collection != "array"
+
+
+def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # built in: Python cannot tell
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = ", ".join([*(type(a).__name__ for a in args), *(f"{k}=" for k in kwargs)]) or "nothing"
+        raise InputError(
+            f"the arguments ({names}) do not fit {_name(function)}{signature}: {error}. Pass them after the function: "
+            "Workload(loss_fn, model, batch)."
+        ) from None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    inner = getattr(function, "func", function)  # functools.partial has no name
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+def _shapes(lifted: Lifted) -> str:
+    shown = [f"{i.path} {leaf.dtype}{list(leaf.shape)}" for leaf, i in zip(lifted.leaves, lifted.info, strict=True)]
+    more = len(shown) - SHOWN_LEAVES
+    return ", ".join(shown[:SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shown(result: Any) -> str:
+    shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"an array {dtype}{list(shape)}"
+    if isinstance(result, tuple):
+        return "(" + ", ".join(map(_shown, result)) + ")"
+    return f"a {type(result).__name__}"
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stands in where a call is only opened."""
