@@ -39,14 +39,15 @@ def captured(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def explain(function: Callable[..., Any], names: tuple[str, ...]) -> str:
-    """One paragraph for the user: what is captured, why that goes wrong, what to do."""
+    """One paragraph for the user: what is captured, what that means, what to do."""
     name = getattr(function, "__name__", "the function")
     listed = " and ".join(repr(n) for n in names)
     return (
         f"{name} uses {listed} from outside instead of taking it as an argument. What a function captures is a "
-        "constant of its trace: it gets no gradient, its state cannot be written, and later changes (an optimizer's update, "
-        f"train() or eval()) would not be seen. Pass it as an argument: {name}({', '.join(names)}, ...). Only the "
-        "parameters of the first module argument are differentiated, so a frozen model can be a later one."
+        "constant of its trace: nothing differentiates it, its state cannot be written, and a trace that is kept does "
+        "not see later changes (an optimizer's update, train() or eval()). Pass it as an argument: "
+        f"{name}({', '.join(names)}, ...). Only the first module argument of a loss is differentiated, so a frozen "
+        "model can be a later one."
     )
 
 

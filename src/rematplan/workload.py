@@ -67,7 +67,8 @@ class Workload:
         if optimizer is not None and not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
             raise InputError(
                 "optimizer= takes an optax transformation such as optax.adam(1e-3), but got a "
-                f"{type(optimizer).__name__}; an nnx.Optimizer belongs among the arguments, with step= for the train step that uses it"
+                f"{type(optimizer).__name__}; an nnx.Optimizer belongs among the arguments, with step= for the train "
+                "step that uses it"
             )
         self.loss_fn = loss_fn
         self.args = args
@@ -110,7 +111,7 @@ class Workload:
         if not found:
             raise InputError(
                 f"{self.name} has nothing to differentiate: no argument holds an nnx.Param, and its first argument "
-                "holds no array of a floating or complex dtype. Pass the model, or the parameters, as the first argument."
+                "holds no array of a floating or complex dtype. Pass the model, or the parameters, as first argument."
             )
         return found
 
@@ -165,7 +166,8 @@ class Workload:
             if real.key != opened.abstract().key:
                 raise InputError(
                     f"init of {self.name} returned {_shapes(real)}, but the workload's arguments are "
-                    f"{_shapes(opened)}; it must return the positional arguments, with the same modules, shapes and dtypes."
+                    f"{_shapes(opened)}; it must return the positional arguments, with the same modules, shapes and "
+                    "dtypes."
                 )
             leaves = list(real.leaves)
         return [
