@@ -62,8 +62,8 @@ def test_a_module_in_the_current_folder(factory_file, monkeypatch):
 
 
 def test_built_in_names_are_short_for_their_module():
-    short = load_workload("mlp", ["layers=2"])
-    full = load_workload("rematplan.workloads:mlp", ["layers=2"])
+    short = load_workload("mlp", ["blocks=2"])
+    full = load_workload("rematplan.workloads:mlp", ["blocks=2"])
     assert [leaf.shape for leaf in short.lift().leaves] == [leaf.shape for leaf in full.lift().leaves]
 
 

@@ -84,6 +84,10 @@ def test_a_timeline_keeps_its_peak_in_the_right_column():
     assert columns((), (), width=10) == []
 
 
+def test_few_instructions_fill_a_wide_chart_without_gaps():
+    assert columns((0, 1, 2, 3), (5, 7, 6, 4), width=9) == [5, 5, 5, 7, 7, 7, 6, 6, 6]
+
+
 def test_a_peak_of_one_instruction_is_not_thinned_away():
     position = tuple(range(1000))
     live = tuple(500 if p == 777 else 10 for p in position)

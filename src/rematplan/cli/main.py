@@ -43,7 +43,13 @@ function, 5 verification failed, 130 interrupted."""
 
 def build_app() -> App:
     """The command line's verbs."""
-    app = App(name="rematplan", help=_HELP, help_format="markdown", version=__version__)
+    app = App(
+        name="rematplan",
+        help=_HELP,
+        help_format="markdown",
+        version=__version__,
+        suppress_keyboard_interrupt=False,  # main gives it a message and an exit code
+    )
     for verb in (demo, inspect, measure, compare, plan, frontier, verify, show, targets, report):
         app.command(verb)
     return app
@@ -54,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if words is None else words)
     app = build_app()
     COMMAND_LINE.set(tuple(words))
-    warnings.showwarning = _show_warning
+    default_warning, warnings.showwarning = warnings.showwarning, _show_warning
     try:
         app(words, print_error=False, exit_on_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -84,6 +90,8 @@ def main(words: Sequence[str] | None = None) -> int:
             "it with what `--debug` prints."
         )
         return EXIT_INTERNAL
+    finally:
+        warnings.showwarning = default_warning
     return 0
 
 

@@ -20,13 +20,11 @@ def columns(position: Sequence[int], live_bytes: Sequence[int], *, width: int) -
     start, span = position[0], max(1, position[-1] - position[0])
     highest = [0] * width
 
-    def column(at: int) -> int:
-        return min(width - 1, (at - start) * width // span)
-
     for (here, there), height in zip(pairwise((*position, position[-1])), live_bytes, strict=True):
-        # A step that ends where the next column begins does not reach into it.
-        last = column(there - 1) if there > here else column(here)
-        for index in range(column(here), last + 1):
+        first = min(width - 1, (here - start) * width // span)
+        # every column that the step overlaps; one that ends where the next column begins does not reach into it
+        last = max(first, ((there - start) * width - 1) // span)
+        for index in range(first, last + 1):
             highest[index] = max(highest[index], height)
     return highest
 
