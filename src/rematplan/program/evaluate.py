@@ -20,7 +20,10 @@ def as_function(equation: Equation) -> Callable[..., list[Any]]:
     """The equation as a function of its distinct inputs; returns its outputs that are not dropped."""
     eqn = equation.eqn
     results = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
-    jaxpr = jex.Jaxpr((), equation.variables(), results, [eqn], eqn.effects)
+    inputs = equation.variables()
+    # a jaxpr without it is deprecated (jax 0.10.2); the equation keeps its own source line
+    debug_info = jex.DebugInfo("rematplan", eqn.primitive.name, ("",) * len(inputs), ("",) * len(results))
+    jaxpr = jex.Jaxpr((), inputs, results, [eqn], eqn.effects, debug_info)
     return jex.jaxpr_as_fun(jex.ClosedJaxpr(jaxpr, ()))
 
 
