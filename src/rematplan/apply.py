@@ -14,11 +14,29 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex
 
+from rematplan._plan import Plan, resolve
 from rematplan.errors import PlanMismatch
+from rematplan.lift import Lifted
 from rematplan.program import evaluate
 from rematplan.program.configuration import Configuration, Region
-from rematplan.program.residuals import is_inexact
-from rematplan.program.trace import Equation, Traced, trace_jaxpr
+from rematplan.program.residuals import is_inexact, with_residuals
+from rematplan.program.trace import Equation, Traced, trace, trace_jaxpr
+
+
+def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
+    """The lifted function under a plan, as a function of its flat inputs that returns its flat outputs.
+
+    Args:
+      lifted: opened with `scopes=True`, so that values have the names that the plan uses.
+
+    Raises:
+      PlanMismatch: the plan was made for another function; the message says what changed.
+    """
+    # whoever calls decides what is differentiated, so every inexact input counts
+    inexact = [i for i, leaf in enumerate(lifted.leaves) if is_inexact(leaf)]
+    traced = with_residuals(trace(lifted.pure, lifted.leaves, differentiated=inexact))
+    bodies = {index: body.graph for index, body in traced.bodies.items()}
+    return configured(traced, resolve(plan, traced.graph, bodies))
 
 
 def configured(traced: Traced, configuration: Configuration) -> Callable[..., list[Any]]:
