@@ -13,11 +13,11 @@ from rematplan._measure import (
     measure_lowered,
     method_named,
     silent,
-    traced_loss,
 )
 from rematplan.budgets import budget_bytes
 from rematplan.errors import CompilerError, PlanMismatch
 from rematplan.planner.baselines import Baseline, baselines
+from rematplan.program.loss import traced_loss
 from rematplan.records import Comparison, Refused, Row
 from rematplan.target import compiler
 from rematplan.target.compiler import Method

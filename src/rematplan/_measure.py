@@ -16,7 +16,8 @@ from rematplan._plan import Plan
 from rematplan.errors import InputError
 from rematplan.planner.baselines import Baseline
 from rematplan.program.configuration import PLAIN
-from rematplan.program.trace import Traced, trace
+from rematplan.program.loss import traced_loss
+from rematplan.program.trace import Traced
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program, Rematerialization
 from rematplan.target.measurement import Measurement
@@ -62,7 +63,7 @@ def measure(
     baseline: Baseline | None = None
     pure_loss: Callable[..., list[Any]] | None = None
     if loaded is not None:
-        pure_loss = apply.planned(work.lift(scopes=True), loaded).pure
+        pure_loss = apply.planned(work.lift(scopes=True), loaded)
     elif policy not in (None, "plain"):
         traced = traced_loss(work)
         baseline = policies.by_name(traced.graph, policy)
@@ -79,12 +80,6 @@ class Lowered:
 
     program: Program
     options: Options
-
-
-def traced_loss(work: Workload) -> Traced:
-    """The loss of a workload as a flattened program with module paths."""
-    lifted = work.lift(scopes=True)
-    return trace(lifted.pure, lifted.leaves, differentiated=work.differentiated)
 
 
 def checkpointed(traced: Traced, baseline: Baseline) -> Callable[..., list[Any]] | None:
