@@ -33,9 +33,10 @@ def captured(function: Callable[..., Any]) -> tuple[str, ...]:
         if isinstance(function, types.FunctionType):
             names.update(name for name, value in _reached(function) if _holds_node(value))
         # a decorated function: what matters is the user's own beneath
-        if not hasattr(function, "__wrapped__"):
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
             return tuple(sorted(names))
-        function = function.__wrapped__
+        function = inner
 
 
 def explain(function: Callable[..., Any], names: tuple[str, ...]) -> str:

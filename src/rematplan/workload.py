@@ -151,8 +151,8 @@ class Workload:
         """Real arrays for the leaves of `step()`, in order; values as in `materialize`."""
         opened = lift(self.loss_fn if self.make_step is None else _nothing, self.args, self.kwargs)
         leaves = self._real_leaves(opened, seed)
-        model = None if self.optimizer is None else _model_argument(opened.info)
-        if model is None:
+        model = _model_argument(opened.info)
+        if self.optimizer is None or model is None:
             return leaves
         optimizer = nnx.Optimizer(opened.argument(model, leaves), self.optimizer, wrt=nnx.Param)
         return [*leaves, *lift(_nothing, (optimizer,), {}).leaves]

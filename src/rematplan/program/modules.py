@@ -10,7 +10,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ def module_scope(path: str) -> str:
 
 
 @contextlib.contextmanager
-def scoped(modules: Iterable[tuple[str, Any]]) -> Iterator[None]:
+def scoped(modules: Iterable[tuple[str, Any]]) -> Generator[None]:
     """Makes every method call of these modules, and of all modules in them, enter a scope with the module's path.
 
     Public methods defined by the module's classes count, whatever they are decorated with; properties, static and class
