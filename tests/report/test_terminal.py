@@ -11,6 +11,7 @@ from rematplan.report.figures import fits
 from rematplan.report.run import Run
 from rematplan.report.summary import what_was_won
 from rematplan.report.terminal import render_text
+from rematplan.target.measurement import Source
 from tests.report.measurements import MIB, measurement
 from tests.report.test_records import INSPECTION, RECORDS
 
@@ -108,6 +109,20 @@ def test_fitting_is_the_compilers_word_where_it_was_asked():
     assert fits(asked, 600)
     assert not fits(asked, 650)
     assert not fits({"required_bytes": 700}, 600)
+
+
+def test_times_of_different_sources_are_not_compared():
+    probed = measurement(seconds=0.010, sources={"seconds": "roofline"}, source=Source.PROBED)
+    record = Comparison(
+        "tpu-v5e", (Row("plain", measurement(seconds=0.020)), Row("dots", probed), Row("whole", probed))
+    )
+    lines = {line.split()[0]: line for line in str(record).splitlines() if line.strip()}
+    assert "-50.0%" not in lines["dots"]
+    assert "+0.0%" in lines["whole"]
+    rows = [row.to_json() for row in record.rows]
+    sentence = what_was_won(measurement(seconds=0.019).to_json(), rows, budget_bytes=600 * MIB)
+    assert "5.0% less time" in sentence
+    assert "dots" not in sentence
 
 
 def test_the_sentence_compares_with_plain_and_with_the_best_that_fits():

@@ -130,6 +130,8 @@ def rows(
 ) -> RenderableType:
     """Configurations under each other. Figures that no row has get no column; a caption names the sources.
 
+    Times are compared with the first row whose time comes from the same source.
+
     Args:
       records: rows: `name` and the keys of a measurement.
       budget_bytes: if given, a column says which rows need no more.
@@ -137,7 +139,6 @@ def rows(
     """
     has_cycles = any(record.get("cycles") is not None for record in records)
     has_notes = any(record.get("note") for record in records)
-    first_seconds = records[0].get("seconds") if records else None
     columns = ["configuration", "peak", "required"]
     columns += ["fits"] if budget_bytes is not None else []
     columns += ["FLOP"] + (["cycles"] if has_cycles else []) + ["time", "vs first", "source"]
@@ -153,14 +154,20 @@ def rows(
             cells.append("yes" if fits(record, budget_bytes) else "no")
         cells.append(count_or_dash(record.get("flops")))
         cells += [count_or_dash(record.get("cycles"))] if has_cycles else []
-        seconds = record.get("seconds")
-        cells += [time_or_dash(seconds), f"{(seconds / first_seconds - 1):+.1%}" if seconds and first_seconds else "-"]
+        first = next((other for other in records if same_clock(record, other)), None)
+        cells += [time_or_dash(record.get("seconds"))]
+        cells += [f"{record['seconds'] / first['seconds'] - 1:+.1%}" if first is not None else "-"]
         cells.append(str(record.get("source", "")))
         cells += [str(record.get("note", ""))] if has_notes else []
         shown.add_row(*cells, style="bold" if record["name"] == highlight else "")
     times = dict.fromkeys(seconds_source(record) for record in records if record.get("seconds") is not None)
     caption = f"time: {'; '.join(times)}" if times else "time: this compiler gives none"
     return Group(shown, Text(caption, style="dim"))
+
+
+def same_clock(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two times may be compared: a roofline and a compiler's cycles are different clocks."""
+    return bool(record.get("seconds") and other.get("seconds") and seconds_source(record) == seconds_source(other))
 
 
 def fits(record: Mapping[str, Any], budget_bytes: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rematplan.report.figures import fits
+from rematplan.report.figures import fits, same_clock
 from rematplan.units import format_bytes
 
 _SAME = 0.005  # differences below half a percent are "as fast as"
@@ -19,11 +19,12 @@ def what_was_won(
     by_name = {row["name"]: row for row in baselines}
     if "plain" in by_name:
         clauses.append(_beside(plan, by_name["plain"], called="no checkpointing (plain)"))
-    fitting = [row for row in baselines if row["name"] != "plain" and fits(row, budget_bytes) and row.get("seconds")]
-    if fitting:
-        best = min(fitting, key=lambda row: row["seconds"])
+    fitting = [row for row in baselines if row["name"] != "plain" and fits(row, budget_bytes)]
+    timed = [row for row in fitting if same_clock(row, plan)]
+    if timed:
+        best = min(timed, key=lambda row: row["seconds"])
         clauses.append(_beside(plan, best, called=f"the fastest hand-written checkpointing that fits ({best['name']})"))
-    elif baselines:
+    elif baselines and not fitting:
         clauses.append("no hand-written checkpointing fits this budget")
     if not clauses:
         return f"{name} needs {format_bytes(plan['required_bytes'])} of {format_bytes(budget_bytes)}."
@@ -32,7 +33,7 @@ def what_was_won(
 
 def _beside(plan: Mapping[str, Any], other: Mapping[str, Any], *, called: str) -> str:
     memory = f"{plan['required_bytes'] / other['required_bytes']:.0%} of the memory"
-    if not plan.get("seconds") or not other.get("seconds"):
+    if not same_clock(plan, other):
         return f"{memory} of {called}"
     ratio = plan["seconds"] / other["seconds"]
     if abs(ratio - 1) < _SAME:
