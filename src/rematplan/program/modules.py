@@ -20,7 +20,9 @@ from flax import nnx
 # nnx.vmap, nnx.jit, jax.jit. It is static, hence part of the key of every cache on the way: a module does not get
 # a jaxpr that was traced under the path of another one, or under none.
 STAMP = "rematplan_module_path"
-_MARK = "@"  # opens and closes a path: einsum and jit add scopes of their own after it
+# Opens and closes a path: einsum and jit add scopes of their own after it. Not "@": XLA drops what stands between two
+# of those when it reads an operation's name (jaxlib 0.10.2), and no compiled program would know its modules.
+_MARK = "~"
 _SCOPED = "__rematplan_scoped__"
 _PATH = re.compile(f"{_MARK}([^{_MARK}]*){_MARK}")
 # Their methods are about modules, not computations.
@@ -31,7 +33,7 @@ _lock = threading.RLock()  # classes belong to the whole process
 def module_path(name_stack: str) -> str:
     """The path of the innermost module in a name stack or HLO operation name; empty in the root and outside of it.
 
-    >>> module_path("jit(step)/jvp(@blocks/0@)/@blocks/0/attn@/bqhd,bkhd->bhqk/dot_general")
+    >>> module_path("jit(step)/jvp(~blocks/0~)/~blocks/0/attn~/bqhd,bkhd->bhqk/dot_general")
     'blocks/0/attn'
     """
     found = _PATH.findall(name_stack)

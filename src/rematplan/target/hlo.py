@@ -43,8 +43,9 @@ _TABLE_ROW = re.compile(r"(\d+) (.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 # frames inside these packages are never the user's own line
-_LIBRARY_FRAMES = re.compile(r"/(?:jax|jaxlib|flax)/")
-_PATH_SEGMENT = re.compile(r"[\w.\-]+")
+# our own frames stand between the user's and JAX's, except in the built-in models
+_LIBRARY_FRAMES = re.compile(r"/(?:jax|jaxlib|flax)/|/rematplan/(?:program/)?\w+\.py$")
+_MODULE = re.compile(r"~([^~]*)~")  # as program/modules.py marks the path
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,22 +359,9 @@ def _executions(module: Module, computation: Computation, times: int) -> Iterato
 
 
 def module_of(op_name: str) -> str:
-    """The module path of an operation name, from its last `@` marker; empty if there is none.
+    """The module path of an operation name, from its last `~path~` marker; empty if there is none.
 
-    `jit(f)/jvp(@blocks/0/attn)/dot_general` and `jit(f)/@blocks/0/attn/dot_general` both give `blocks/0/attn`.
+    `jit(f)/jvp(~blocks/0~)/~blocks/0/attn~/dot_general` gives `blocks/0/attn`.
     """
-    at = op_name.rfind("@")
-    if at < 0:
-        return ""
-    marked = op_name[at + 1 :]
-    closing = marked.find(")")
-    opening = marked.find("(")
-    if closing >= 0 and (opening < 0 or closing < opening):  # wrapped in a transformation: it ends where that ends
-        return marked[:closing]
-    segments = marked.split("/")[:-1]  # the last segment is the operation
-    path = []
-    for segment in segments:
-        if not _PATH_SEGMENT.fullmatch(segment):  # jit(softmax), bqhd,bkhd->bhqk, ...
-            break
-        path.append(segment)
-    return "/".join(path)
+    found = _MODULE.findall(op_name)
+    return found[-1] if found else ""
