@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
@@ -24,28 +24,28 @@ def show(
     """Show a plan file or a run file."""
     if options.run is not None:
         check_destination(options.run, force=options.force)
-    document = runs.read_document(file)
-    if document.get("format") == runs.FORMAT:
-        if code:
-            raise InputError(f"{file} is a run record, not a plan; --code is for plan files.")
-        _show_run(document, name=str(file), json=options.json)
+    if not runs.looks_like_run(file):
+        document = _show_plan(file, code=code, json=options.json)
+    elif code:
+        raise InputError(f"{file} is a run record, not a plan; --code is for plan files.")
     else:
-        _show_plan(file, code=code, json=options.json)
+        document = _show_run(file, json=options.json)
     if options.run is not None:
         write_text(options.run, runs.to_text(document), force=options.force)
 
 
-def _show_run(document: dict, *, name: str, json: bool) -> None:
+def _show_run(file: Path, *, json: bool) -> dict[str, Any]:
     from rematplan.report import terminal
 
-    run = runs.from_document(document, name=name)
+    run = runs.from_document(runs.read_document(file), name=str(file))
     if json:
-        sys.stdout.write(runs.to_text(document))
+        sys.stdout.write(runs.to_text(run.to_json()))
     else:
         terminal.stdout().print(terminal.render_run(run))
+    return run.to_json()
 
 
-def _show_plan(file: Path, *, code: bool, json: bool) -> None:
+def _show_plan(file: Path, *, code: bool, json: bool) -> dict[str, Any]:
     from rematplan._plan import Plan
     from rematplan.report import terminal
     from rematplan.report.code import plan_code, record_of
@@ -57,3 +57,4 @@ def _show_plan(file: Path, *, code: bool, json: bool) -> None:
         sys.stdout.write(plan_code(plan))
     else:
         terminal.stdout().print(terminal.render("plan", record_of(plan.to_json())))
+    return plan.to_json()

@@ -16,6 +16,7 @@ from rematplan.records import plain
 
 FORMAT = "rematplan-run"
 FORMAT_VERSION = 1
+_HEAD = 200  # characters; the format is the first key
 # What decides a figure: the tracer, the model library, and the compilers.
 _PACKAGES = ("rematplan", "jax", "jaxlib", "flax", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt")
 
@@ -56,6 +57,15 @@ class Run:
 def to_text(document: Mapping[str, Any]) -> str:
     """A JSON document as this package writes it."""
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def looks_like_run(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as run records do; also one that is cut short. False if it cannot be read."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as stream:
+            return f'"{FORMAT}"' in stream.read(_HEAD)
+    except OSError:
+        return False
 
 
 def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
