@@ -121,7 +121,8 @@ def test_unet_is_cut_although_skips_are_live_across_the_cuts():
 def test_names_and_parameters_do_not_count_but_structure_does():
     def chain(**change):
         b = Builder()
-        x = b.op("start", (b.input(100),), 100)
+        x = b.op("start", (b.parameter(100), b.input(100)), 100)
+        x = b.op("next", (x,), 100)
         for i in range(2):
             h = b.matmul(x, b.parameter(64), 100, module=f"layer_{i}")
             x = b.op("scale", (h,), 100, flops=100, **(change if i else {}))
@@ -220,3 +221,51 @@ def test_depth_of_module_paths():
     assert common_depth("", "net") == 0
     assert boundary_depth("net/0", "net/0") == 3
     assert boundary_depth("", "") == 1
+
+
+def test_the_last_layer_is_like_the_others_although_its_output_shrinks_before_the_head():
+    def classifier(layers):
+        b = Builder()
+        x = b.input(1000)
+        for i in range(layers):
+            x = b.matmul(x, b.parameter(64), 1000, module=f"layers/{i}")
+            x = b.op("relu", (x,), 1000, flops=1000, needs_output=True)
+        x = b.op("reduce_sum", (x,), 10, flops=1000)  # far fewer bytes to cut at
+        return b.graph(b.matmul(x, b.parameter(10), 10, module="head", flops=1e5))
+
+    chain = blocks(classifier(5))
+    assert [b.stop - b.start for b in chain] == [2, 2, 2, 2, 2, 1, 1]
+    assert [(r.first, r.count) for r in runs(chain)] == [(1, 4)]
+
+
+def test_preparing_inputs_is_part_of_the_first_block_unless_that_is_repeated():
+    def graph(parameter, repeated):
+        b = Builder()
+        x = b.input(1000)
+        x = b.op("cast", (b.op("add", (x, b.parameter(10)) if parameter else (x,), 1000),), 1000)
+        x = b.op("tanh" if repeated else "relu", (b.matmul(x, b.parameter(64), 1000),), 1000)
+        for _ in range(2):
+            x = b.op("tanh", (b.matmul(x, b.parameter(64), 1000),), 1000)
+        return b.graph(x)
+
+    lengths = lambda *a: [b.stop - b.start for b in blocks(graph(*a))]  # noqa: E731
+    assert lengths(False, False) == [4, 2, 2]
+    assert lengths(True, False) == [2, 2, 2, 2]
+    assert lengths(False, True) == [2, 2, 2, 2]
+
+
+def test_the_carry_of_a_loop_counts_while_it_is_read():
+    b = Builder()
+    carry = b.input(1000)
+    scale = b.op("reduce_sum", (carry,), 1, flops=1000)  # before the first product: no reason for a block
+    h = b.op("mul", (carry, scale), 1000, flops=1000)
+    h = b.matmul(h, b.parameter(64), 3000)
+    c = b.matmul(h, b.parameter(64), 1000)
+    x = b.op("add", (carry, b.matmul(c, b.parameter(64), 1000)), 1000, flops=1000)
+    u = b.matmul(x, b.parameter(64), 4000)
+    graph = b.graph(b.op("add", (x, b.matmul(u, b.parameter(64), 1000)), 1000, flops=1000))
+    assert crossing_bytes(graph)[4] == 4000
+    assert crossing_bytes(graph, transient_inputs={carry})[4] == 8000
+    # beside the carry, only the position between both halves has a single value
+    assert [b.start for b in blocks(graph, transient_inputs={carry})] == [0, 6]
+    assert [b.start for b in blocks(graph)] != [0, 6]

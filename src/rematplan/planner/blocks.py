@@ -8,13 +8,16 @@ scalar literals, so that they can be planned and measured once. Knows neither JA
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, pairwise
 
 from rematplan.planner.cuts import common_depth, cut_points, heavy_operations, last_read, producers, work
 from rematplan.program.graph import Graph, Operation, Value, ValueKind
+
+# How many blocks back a repetition is looked for when its last copy is longer than the others.
+LONGEST_PATTERN = 8
 
 
 class Granularity(Enum):
@@ -70,25 +73,30 @@ class Run:
         return self.first + self.period * self.count
 
 
-def blocks(graph: Graph, *, granularity: Granularity = Granularity.FINE) -> tuple[Block, ...]:
+def blocks(
+    graph: Graph, *, granularity: Granularity = Granularity.FINE, transient_inputs: Collection[int] = ()
+) -> tuple[Block, ...]:
     """The chain of blocks of a graph. Deterministic; every operation is in exactly one block.
 
     Args:
       granularity: `FINE` cuts at every good cut point; `COARSE` joins each period of a repeated pattern to one block.
+      transient_inputs: inputs that do not live anyway, such as the carries of a loop's body; see `cut_points`.
     """
     if not graph.operations:
         return ()
-    points = cut_points(graph)
-    fine = _between(graph, [p.position for p in points])
-    tail = _tail_cut(graph, fine)
-    if tail is not None:
-        fine = _between(graph, [*(p.position for p in points), tail])
+    cutter = _Cutter(graph)
+    depth = {p.position: p.depth for p in cut_points(graph, transient_inputs=transient_inputs)}
+    positions = list(depth)
+    if _begins_with_preparation(graph, cutter.chain(positions)):
+        positions = positions[1:]
+    positions = _with_copies(graph, cutter, positions)
+    fine = cutter.chain(positions)
     if granularity is Granularity.FINE:
         return fine
-    starts = {b.index for b in fine}
-    for run in runs(fine, depths=[0, *(p.depth for p in points), 0]):
+    starts = set(range(len(fine)))
+    for run in runs(fine, depths=[0, *(depth.get(p, 0) for p in positions)]):
         starts -= {run.first + k for k in range(run.period * run.count) if k % run.period}
-    return _between(graph, [fine[i].start for i in sorted(starts) if i])
+    return cutter.chain([fine[i].start for i in sorted(starts) if i])
 
 
 def runs(chain: Sequence[Block], *, depths: Sequence[int] | None = None) -> tuple[Run, ...]:
@@ -151,54 +159,88 @@ def _rephase(run: Run, keys: Sequence[str], depths: Sequence[int], low: int, hig
     return Run(first, run.period, -count, tuple(keys[first : first + run.period]))
 
 
-def _tail_cut(graph: Graph, chain: Sequence[Block]) -> int | None:
-    """Where the last block is a copy of an earlier one followed by light operations (a loss): the end of the copy."""
-    last = chain[-1]
-    heavy = [i for i in heavy_operations(graph) if i >= last.start]
-    for block in chain[-2::-1]:
-        stop = last.start + block.stop - block.start
-        if (not heavy or stop > heavy[-1]) and stop < last.stop:
-            copy = _between(graph, [last.start, stop])[1]
-            if copy.key == block.key:
-                return stop
-    return None
+def _begins_with_preparation(graph: Graph, chain: Sequence[Block]) -> bool:
+    """Whether the first block only prepares inputs, and the next one is not repeated: they belong together.
+
+    Preparing is a single light operation, or several that read no parameter. So an embedding is a block of its own.
+    """
+    first = chain[0]
+    heavy = heavy_operations(graph)
+    if len(chain) == 1 or (heavy and heavy[0] < first.stop):
+        return False
+    reads_parameter = any(graph.values[v].kind is ValueKind.PARAMETER for v in first.arguments)
+    prepares = first.stop - first.start == 1 or not reads_parameter
+    return prepares and all(b.key != chain[1].key for b in chain[2:])
 
 
-def _between(graph: Graph, positions: Iterable[int]) -> tuple[Block, ...]:
-    bounds = [0, *positions, len(graph.operations)]
-    reads = last_read(graph)
-    made_by = producers(graph)
-    returned = set(graph.outputs)
-    keyed = _Keys(graph)
-    weight = work(graph)
-    live: tuple[int, ...] = ()
-    chain: list[Block] = []
-    for index, (start, stop) in enumerate(pairwise(bounds)):
-        operations = graph.operations[start:stop]
+def _with_copies(graph: Graph, cutter: _Cutter, positions: Sequence[int]) -> list[int]:
+    """Cuts a block that begins as the next copy of a repetition and goes on with light operations, at the copy's end.
+
+    So the last layer is like the others, although a norm, a mean over positions or a loss follows it without a cut.
+    """
+    heavy = heavy_operations(graph)
+    chain = cutter.chain(positions)
+    found = list(positions)
+    for i, block in enumerate(chain):
+        is_last = block.stop == len(graph.operations)
+        for period in range(1, i + 1 if is_last else min(i // 2, LONGEST_PATTERN) + 1):
+            model = chain[i - period]
+            repeats = is_last or chain[i - 2 * period].key == model.key
+            stop = block.start + model.stop - model.start
+            light = stop < block.stop and not any(stop <= h < block.stop for h in heavy)
+            if repeats and light and cutter.key(block.start, stop) == model.key:
+                found.append(stop)
+                break
+    return sorted(found)
+
+
+class _Cutter:
+    """Describes stretches of one graph."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._reads, self._made_by = last_read(graph), producers(graph)
+        self._returned = set(graph.outputs)
+        self._weight = work(graph)
+        self._keys = _Keys(graph)
+
+    def chain(self, positions: Iterable[int]) -> tuple[Block, ...]:
+        """The blocks between these positions."""
+        bounds = [0, *positions, len(self._graph.operations)]
+        chain: list[Block] = []
+        live: tuple[int, ...] = ()
+        for index, (start, stop) in enumerate(pairwise(bounds)):
+            chain.append(self._block(index, start, stop, live))
+            live = chain[-1].live_out
+        return tuple(chain)
+
+    def key(self, start: int, stop: int) -> str:
+        """The key that a block `[start, stop)` would have."""
+        return self._keys(self._graph.operations[start:stop], self._outputs(start, stop))
+
+    def _outputs(self, start: int, stop: int) -> tuple[int, ...]:
+        defined = [v for op in self._graph.operations[start:stop] for v in op.outputs]
+        return tuple(v for v in defined if self._reads[v] >= stop or v in self._returned)
+
+    def _block(self, index: int, start: int, stop: int, live: tuple[int, ...]) -> Block:
+        operations, values = self._graph.operations[start:stop], self._graph.values
         read = dict.fromkeys(v for op in operations for v in op.inputs)
-        outside = [v for v in read if made_by[v] < start]
+        outside = [v for v in read if self._made_by[v] < start]
         defined = [v for op in operations for v in op.outputs]
-        outputs = tuple(v for v in defined if reads[v] >= stop or v in returned)
-        live_out = tuple(v for v in (*live, *defined) if reads[v] >= stop)
-        is_intermediate = lambda v: graph.values[v].kind is ValueKind.INTERMEDIATE  # noqa: E731
-        chain.append(
-            Block(
-                index=index,
-                start=start,
-                stop=stop,
-                inputs=tuple(v for v in outside if is_intermediate(v)),
-                arguments=tuple(v for v in outside if not is_intermediate(v)),
-                outputs=outputs,
-                live_in=live,
-                live_out=live_out,
-                key=keyed(operations, outputs),
-                flops=float(sum(weight[start:stop])),
-                module=_shared_module(operations),
-                barrier=any(op.barrier for op in operations),
-            )
+        return Block(
+            index=index,
+            start=start,
+            stop=stop,
+            inputs=tuple(v for v in outside if values[v].kind is ValueKind.INTERMEDIATE),
+            arguments=tuple(v for v in outside if values[v].kind is not ValueKind.INTERMEDIATE),
+            outputs=self._outputs(start, stop),
+            live_in=live,
+            live_out=tuple(v for v in (*live, *defined) if self._reads[v] >= stop),
+            key=self.key(start, stop),
+            flops=float(sum(self._weight[start:stop])),
+            module=_shared_module(operations),
+            barrier=any(op.barrier for op in operations),
         )
-        live = live_out
-    return tuple(chain)
 
 
 def _shared_module(operations: Sequence[Operation]) -> str:

@@ -59,7 +59,7 @@ class CutPoint:
     depth: int
 
 
-def cut_points(graph: Graph) -> tuple[CutPoint, ...]:
+def cut_points(graph: Graph, *, transient_inputs: Collection[int] = ()) -> tuple[CutPoint, ...]:
     """Good positions to cut, in order.
 
     Of the positions between two heavy operations, the one with the fewest live bytes is a candidate; within 5 % one
@@ -67,21 +67,28 @@ def cut_points(graph: Graph) -> tuple[CutPoint, ...]:
     boundary, then the last. A candidate is good if one single value is live and is no larger than
     what is live at one of the neighbouring candidates, or if it has no more live bytes than both neighbours and at most
     two of its values were just made.
+
+    Args:
+      transient_inputs: inputs that count like intermediates, because they do not live anyway: in the body of a loop,
+        the carry and the slices of stacked inputs.
     """
     count = len(graph.operations)
     if count < 2:
         return ()
     side = set(side_values(graph))
-    crossing = crossing_bytes(graph, without=side)
+    crossing = crossing_bytes(graph, without=side, transient_inputs=transient_inputs)
     heavy = heavy_operations(graph)
     if not heavy:
         return ()
     stretches = [[p for p in range(a + 1, b + 1) if 0 < p < count] for a, b in pairwise([-1, *heavy, count])]
     ties = [_fewest_bytes(positions, crossing) for positions in stretches if positions]
 
-    liveness = _Liveness(graph, crossing)
+    liveness = _Liveness(graph, crossing, transient_inputs)
     gaps = [liveness.at(_best_position(graph, positions, {})) for positions in ties]
     good = [i for i in range(len(gaps)) if _is_good(graph, gaps, i, heavy, side)]
+    if good and 0 < crossing[0] <= gaps[good[0]].live_bytes and gaps[good[0]].position <= heavy[0]:
+        # before the first heavy operation nothing is gained over the start itself, where a loop's carry is live
+        del good[0]
     openings = Counter(_opening(graph, gaps[i].position) for i in good)
     points = [liveness.at(_best_position(graph, ties[i], openings)) for i in good]
     return tuple(_drop_small_blocks(points, work(graph)))
@@ -165,17 +172,18 @@ def _parts(path: str) -> list[str]:
     return path.split("/") if path else []
 
 
-def crossing_bytes(graph: Graph, *, without: Collection[int] = ()) -> list[int]:
+def crossing_bytes(graph: Graph, *, without: Collection[int] = (), transient_inputs: Collection[int] = ()) -> list[int]:
     """By position: bytes of intermediates that are defined before it and read at or after it.
 
     Args:
       without: value ids that do not count.
+      transient_inputs: inputs that count until they are last read.
     """
     change = np.zeros(len(graph.operations) + 2, dtype=np.int64)
     reads, made_by = last_read(graph), producers(graph)
     for value in graph.values:
-        crosses = value.kind is ValueKind.INTERMEDIATE and reads[value.id] > made_by[value.id]
-        if crosses and value.id not in without:
+        counts = value.kind is ValueKind.INTERMEDIATE or value.id in transient_inputs
+        if counts and reads[value.id] > made_by[value.id] and value.id not in without:
             change[made_by[value.id] + 1] += value.bytes
             change[reads[value.id] + 1] -= value.bytes
     return np.cumsum(change).tolist()
@@ -204,12 +212,15 @@ def _depth(graph: Graph, position: int) -> int:
 class _Liveness:
     """Describes positions as cut points."""
 
-    def __init__(self, graph: Graph, crossing: Sequence[int]) -> None:
+    def __init__(self, graph: Graph, crossing: Sequence[int], transient_inputs: Collection[int]) -> None:
         self._graph, self._crossing = graph, crossing
-        self._reads, self._made_by = np.asarray(last_read(graph)), np.asarray(producers(graph))
+        self._reads = np.asarray(last_read(graph))
+        self._made_by = np.asarray(producers(graph))
+        self._counts = self._made_by >= 0
+        self._counts[list(transient_inputs)] = True
 
     def at(self, position: int) -> CutPoint:
-        live = np.flatnonzero((self._made_by >= 0) & (self._made_by < position) & (self._reads >= position))
+        live = np.flatnonzero(self._counts & (self._made_by < position) & (self._reads >= position))
         depth = _depth(self._graph, position)
         return CutPoint(position, tuple(live.tolist()), self._crossing[position], depth)
 
