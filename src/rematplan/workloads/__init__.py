@@ -2,8 +2,8 @@
 
     rematplan plan rematplan.workloads:gpt blocks=12 batch=8 --budget 4GiB --target tpu-v5e
 
-No array is made until a verb runs the program: the models come from `nnx.eval_shape`, and `init` makes real parameters and
-inputs when `verify` asks for them.
+No array is made until a verb runs the program: the models come from `nnx.eval_shape`, and `init` makes real parameters
+and inputs when `verify` asks for them.
 """
 
 from __future__ import annotations

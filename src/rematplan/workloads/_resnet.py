@@ -1,7 +1,7 @@
 """A residual network of bottlenecks with batch normalization: the model whose state changes in the forward pass.
 
-Shapes in comments: B batch, S image size, F stem features; stage i works on maps of S / (4 * 2^i) with F * 2^i inner and
-4 * F * 2^i outer channels.
+Shapes in comments: B batch, S image size, F stem features; stage i works on maps of S / (4 * 2^i) with F * 2^i inner
+and 4 * F * 2^i outer channels.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def resnet(
     classes: int = 1000,
     dtype: str = "bfloat16",
 ) -> Workload:
-    """ResNet-50 by default; `blocks` is the number of bottlenecks in each stage (one number: the same in four stages)."""
+    """ResNet-50 by default; `blocks`: bottlenecks in each stage, or one number for each of four stages."""
     stages = (blocks,) * 4 if isinstance(blocks, int) else tuple(blocks)
     if not stages:
         raise InputError("resnet: blocks=() has no stage; give the number of bottlenecks in each, as in (3, 4, 6, 3).")

@@ -15,10 +15,9 @@ from rematplan.workloads._build import build, check_dtype, check_multiple, check
 
 
 class Attention(nnx.Module):
-    def __init__(self, features: int, heads: int, *, dropout: float, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, features: int, heads: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.qkv = nnx.Linear(features, 3 * features, dtype=dtype, rngs=rngs)
         self.out = nnx.Linear(features, features, dtype=dtype, rngs=rngs)
-        self.dropout = nnx.Dropout(dropout, rngs=rngs)
         self.heads = heads
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -27,26 +26,25 @@ class Attention(nnx.Module):
         q, k, v = jnp.split(self.qkv(x).reshape(B, T, 3 * H, K), 3, axis=2)  # (B, T, H, K) each
         scores = jnp.einsum("bqhk,bshk->bhqs", q, k) / jnp.sqrt(K).astype(x.dtype)  # (B, H, T, T)
         weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(x.dtype)
-        context = jnp.einsum("bhqs,bshk->bqhk", self.dropout(weights), v)  # (B, T, H, K)
+        context = jnp.einsum("bhqs,bshk->bqhk", weights, v)  # (B, T, H, K)
         return self.out(context.reshape(B, T, D))
 
 
 class FeedForward(nnx.Module):
-    def __init__(self, features: int, *, dropout: float, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, features: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.up = nnx.Linear(features, 4 * features, dtype=dtype, rngs=rngs)
         self.down = nnx.Linear(4 * features, features, dtype=dtype, rngs=rngs)
-        self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(self.dropout(jax.nn.gelu(self.up(x))))  # (B, T, D) -> (B, T, 4D) -> (B, T, D)
+        return self.down(jax.nn.gelu(self.up(x)))  # (B, T, D) -> (B, T, 4D) -> (B, T, D)
 
 
 class Block(nnx.Module):
     def __init__(self, features: int, heads: int, *, dropout: float, dtype: jnp.dtype, rngs: nnx.Rngs):
         self.norm1 = nnx.LayerNorm(features, dtype=dtype, rngs=rngs)
-        self.attn = Attention(features, heads, dropout=dropout, dtype=dtype, rngs=rngs)
+        self.attn = Attention(features, heads, dtype=dtype, rngs=rngs)
         self.norm2 = nnx.LayerNorm(features, dtype=dtype, rngs=rngs)
-        self.mlp = FeedForward(features, dropout=dropout, dtype=dtype, rngs=rngs)
+        self.mlp = FeedForward(features, dtype=dtype, rngs=rngs)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -101,7 +99,7 @@ def vit(
     dropout: float = 0.1,
     dtype: str = "bfloat16",
 ) -> Workload:
-    """A ViT of the small width with dropout on attention weights, hidden activations and branches."""
+    """A ViT of the small width with dropout on every branch."""
     check_sizes(
         "vit",
         blocks=blocks,
