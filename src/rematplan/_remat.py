@@ -122,14 +122,16 @@ def remat(
     except ValueError:
         raise InputError(f"on_mismatch is 'raise' or 'plain', not {on_mismatch!r}") from None
 
-    if plan is None:
+    # read here, so that a file that cannot be read fails where the function is decorated
+    loaded = None if plan is None else _load(plan)
+    if loaded is None:
 
         def transform(lifted: Lifted) -> PureFunction:
             return jax.checkpoint(lifted.pure, policy=policy, prevent_cse=prevent_cse)
     else:
 
         def transform(lifted: Lifted) -> PureFunction:
-            return _planned(lifted, plan, mismatch)
+            return _planned(lifted, loaded, mismatch)
 
     numbers = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
     names = (static_argnames,) if isinstance(static_argnames, str) else tuple(static_argnames)
@@ -168,8 +170,14 @@ class _Kept:
         return entry
 
 
-def _planned(lifted: Lifted, plan: Any, mismatch: OnMismatch) -> PureFunction:
-    from rematplan.apply import planned  # only plans need the planner's rooms
+def _load(plan: Any) -> Plan:
+    from rematplan._plan import Plan  # without a plan, none of this is needed
+
+    return Plan.load(plan)
+
+
+def _planned(lifted: Lifted, plan: Plan, mismatch: OnMismatch) -> PureFunction:
+    from rematplan.apply import planned
 
     try:
         return planned(lifted, plan)

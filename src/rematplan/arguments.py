@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,12 +95,7 @@ def _beneath(function: Callable[..., Any]) -> tuple[Callable[..., Any], list[Any
 
 
 def _positional_names(parameters: Sequence[str], count: int) -> list[str]:
-    names: list[str] = []
-    for position in range(count):
-        parameter = parameters[position] if position < len(parameters) else ""
-        if parameter.startswith("*") or not parameter or (names and "[" in names[-1]):
-            star = next((p for p in parameters if p.startswith("*") and not p.startswith("**")), "*args")
-            names.append(f"{star[1:]}[{position}]")
-        else:
-            names.append(parameter)
-    return names
+    """Parameter names of the first `count` positional arguments; `rest[0]`, `rest[1]`, ... for those in `*rest`."""
+    plain = list(itertools.takewhile(lambda p: not p.startswith("*"), parameters))[:count]
+    star = next((p[1:] for p in parameters if p.startswith("*") and not p.startswith("**")), "args")
+    return [*plain, *(f"{star}[{n}]" for n in range(count - len(plain)))]

@@ -1,0 +1,275 @@
+"""`rp.remat` as a decorator: forms, what it keeps, what it refuses."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import rematplan as rp
+from rematplan import apply
+from rematplan._plan import Plan
+from rematplan._remat import KEPT_TRACES, CapturedModuleWarning, PlanMismatchWarning
+from rematplan.captured import captured
+from rematplan.errors import InputError, PlanMismatch
+
+F = 4
+X = jnp.ones((2, F))
+
+
+class Layer(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(F, F, rngs=rngs)
+        self.count = nnx.Variable(jnp.zeros((), jnp.int32))
+
+    @rp.remat
+    def __call__(self, x):
+        """Adds one."""
+        self.count[...] += 1
+        return jnp.sin(jnp.sin(self.linear(x)))
+
+    @rp.remat(policy=jax.checkpoint_policies.everything_saveable, static_argnums=(2,))
+    def repeated(self, x, times):
+        for _ in range(times):
+            x = self(x)
+        return x
+
+
+def count_of(function, *args, primitive):
+    """How often a primitive stands in the program, nested programs included."""
+
+    def walk(jaxpr):
+        total = 0
+        for eqn in jaxpr.eqns:
+            total += eqn.primitive.name == primitive
+            for inner in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+                if hasattr(inner, "jaxpr") or hasattr(inner, "eqns"):
+                    total += walk(getattr(inner, "jaxpr", inner))
+        return total
+
+    return walk(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def test_methods_in_a_class():
+    model = Layer(nnx.Rngs(0))
+    expected = jnp.sin(jnp.sin(model.linear(X)))
+    np.testing.assert_allclose(model(X), expected, rtol=1e-6)
+    model.repeated(X, 3)
+    assert model.count[...] == 4
+    grads = nnx.grad(lambda model, x: model(x).sum())(model, X)
+    assert grads.linear.kernel[...].shape == (F, F)
+    assert model.count[...] == 5
+    assert Layer.__call__.__name__ == "__call__"
+    assert Layer.__call__.__doc__ == "Adds one."
+
+
+def test_other_callables():
+    def f(model, x, scale=1.0):
+        return model.linear(x).sum() * scale
+
+    model = Layer(nnx.Rngs(0))
+    expected = f(model, X, 2.0)
+    assert rp.remat(functools.partial(f, scale=2.0))(model, X) == expected
+    assert rp.remat(functools.partial(f, model))(X, scale=2.0) == expected
+    np.testing.assert_allclose(rp.remat(model)(X), model(X))
+    np.testing.assert_allclose(rp.remat(model.repeated)(X, 2), model(model(X)), rtol=1e-6)
+    assert model.count[...] == 1 + 1 + 2 + 2
+    assert rp.remat(jnp.sin)(0.0) == 0.0
+
+
+def test_the_derivative_recomputes():
+    def f(x):
+        return jnp.sin(jnp.sin(x)).sum()
+
+    for wrapped, cosines in (
+        (f, 2),
+        (rp.remat(f), 2),
+        (rp.remat(f, policy=jax.checkpoint_policies.everything_saveable), 2),
+    ):
+        assert count_of(jax.grad(wrapped), X, primitive="cos") == cosines
+    assert count_of(jax.grad(f), X, primitive="sin") == 2
+    assert count_of(jax.grad(rp.remat(f)), X, primitive="sin") > 2
+    everything = rp.remat(f, policy=jax.checkpoint_policies.everything_saveable)
+    assert count_of(jax.grad(everything), X, primitive="sin") == 2
+
+
+def test_prevent_cse_reaches_jax():
+    def params(**options):
+        jaxpr = jax.make_jaxpr(rp.remat(jnp.sin, **options))(X)
+        return next(e.params["prevent_cse"] for e in jaxpr.eqns if "prevent_cse" in e.params)
+
+    assert params() is True or all(params())
+    assert params(prevent_cse=False) is False or not any(params(prevent_cse=False))
+
+
+def test_equal_calls_trace_once():
+    traces = []
+
+    @rp.remat
+    def f(model, x, n=1):
+        traces.append(n)
+        return model(x).sum() * n
+
+    model, other = Layer(nnx.Rngs(0)), Layer(nnx.Rngs(1))
+    for m in (model, model, other):
+        f(m, X)
+    assert len(traces) == 1
+    assert (model.count[...], other.count[...]) == (2, 1)
+    f(model, X[:1])
+    f(model, X, 2)
+    f(model, X, 2)
+    assert traces == [1, 1, 2]
+    for n in range(KEPT_TRACES + 5):
+        f(model, X, n + 10)
+    f(model, X, 10)  # pushed out long ago
+    assert len(traces) == 3 + KEPT_TRACES + 5 + 1
+
+
+def test_no_array_is_kept_alive():
+    @rp.remat
+    def f(model, x):
+        return model(x).sum()
+
+    model = Layer(nnx.Rngs(0))
+    nnx.grad(f)(model, X)
+    reference = weakref.ref(model)
+    del model
+    gc.collect()
+    assert reference() is None
+
+
+def test_a_captured_model_is_explained_and_never_stale():
+    model = Layer(nnx.Rngs(0))
+
+    @rp.remat
+    def f(x):
+        return model.linear(x).sum()
+
+    with pytest.warns(
+        CapturedModuleWarning, match=r"uses 'model' from outside.*Pass it as an argument: f\(model, \.\.\.\)"
+    ):
+        before = f(X)
+    model.linear.kernel[...] += 1
+    with pytest.warns(CapturedModuleWarning):
+        assert f(X) == model.linear(X).sum() != before
+    with pytest.raises(InputError, match="from outside"):
+        rp.remat(lambda x: model.linear(x).sum(), plan=Plan())(X)
+
+
+GLOBAL_MODEL = Layer(nnx.Rngs(0))
+
+
+def test_every_way_to_capture_is_seen():
+    model = Layer(nnx.Rngs(0))
+    models = [model]
+
+    def closure(x):
+        return models[0](x)
+
+    def default(x, inner=model, *, other=GLOBAL_MODEL):
+        return x
+
+    def uses_global(x):
+        return [GLOBAL_MODEL(y) for y in x]
+
+    def attribute_of_that_name(x):
+        return x.GLOBAL_MODEL
+
+    def inside(x):
+        return (lambda y: GLOBAL_MODEL(y))(x)
+
+    assert captured(closure) == ("models",)
+    assert captured(default) == ("inner", "other")
+    assert captured(uses_global) == captured(inside) == ("GLOBAL_MODEL",)
+    assert captured(functools.partial(jax.jit(uses_global), 1)) == ("GLOBAL_MODEL",)
+    assert captured(attribute_of_that_name) == captured(model.repeated) == captured(model) == captured(jnp.sin) == ()
+
+
+def test_arguments_that_do_not_go_together():
+    with pytest.raises(InputError, match="either plan= or policy="):
+        rp.remat(jnp.sin, plan=Plan(), policy=jax.checkpoint_policies.dots_saveable)
+    with pytest.raises(InputError, match="on_mismatch"):
+        rp.remat(jnp.sin, on_mismatch="ignore")
+    with pytest.raises(InputError, match="got a int"):
+        rp.remat(3)
+
+
+def test_a_plan_replaces_the_pure_function(monkeypatch):
+    seen = []
+
+    def fake(lifted, plan):
+        seen.append((plan, [i.path for i in lifted.info]))
+        assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in lifted.leaves)
+        return lambda *leaves: [-out if n == 0 else out for n, out in enumerate(lifted.pure(*leaves))]
+
+    monkeypatch.setattr(apply, "planned", fake)
+
+    def f(model, x):
+        return model(x).sum()
+
+    plan = Plan(name="fake")
+    planned = rp.remat(f, plan=plan)
+    model, expected = Layer(nnx.Rngs(0)), Layer(nnx.Rngs(0))
+    assert planned(model, X) == -f(expected, X)
+    assert nnx.jit(planned)(model, X) == -f(expected, X)
+    assert model.count[...] == 2
+    assert seen[0] == (plan, ["count", "linear/bias", "linear/kernel", "x"])
+    assert all(entry == seen[0] for entry in seen)
+
+
+def test_plans_from_files_and_dicts(tmp_path):
+    def f(model, x):
+        return model(x).sum()
+
+    path = tmp_path / "plan.json"
+    Plan().save(path)
+    model = Layer(nnx.Rngs(0))
+    expected = f(Layer(nnx.Rngs(0)), X)
+    for plan in (path, str(path), Plan().to_json(), Plan()):
+        np.testing.assert_allclose(rp.remat(f, plan=plan)(model, X), expected, rtol=1e-6)
+    with pytest.raises(InputError, match="cannot be read"):
+        rp.remat(f, plan=tmp_path / "missing.json")
+    path.write_text("{")
+    with pytest.raises(PlanMismatch, match="not valid JSON"):
+        rp.remat(f, plan=path)
+
+
+def test_a_plan_for_another_function():
+    def f(model, x):
+        return model(x).sum()
+
+    plan = Plan(fingerprint="of something else")
+    model = Layer(nnx.Rngs(0))
+    with pytest.raises(PlanMismatch, match="another function"):
+        rp.remat(f, plan=plan)(model, X)
+    assert model.count[...] == 0
+    with pytest.warns(PlanMismatchWarning, match="runs without the plan"):
+        value = rp.remat(f, plan=plan, on_mismatch="plain")(model, X)
+    assert value == f(Layer(nnx.Rngs(0)), X)
+    assert model.count[...] == 1
+
+
+def test_effects_run_as_often_as_without():
+    calls = []
+
+    def f(model, x):
+        jax.debug.callback(lambda: calls.append(1))
+        return model(x).sum()
+
+    for expected, wrapped in enumerate((f, rp.remat(f)), start=1):
+        wrapped(Layer(nnx.Rngs(0)), X)
+        jax.effects_barrier()
+        assert len(calls) == expected
+
+
+def test_no_warning_in_ordinary_use():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nnx.jit(nnx.grad(rp.remat(lambda model, x: model(x).sum())))(Layer(nnx.Rngs(0)), X)
