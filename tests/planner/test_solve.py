@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rematplan.planner import labels
 from rematplan.planner.chain import Chain, Choice, Pick, Span, describe
 from rematplan.planner.simulate import Phase, replay
 from rematplan.planner.solve import frontier, minimum_budget, ranked, solve
+from rematplan.planner.tidy import tidy
 from tests.planner.chains import all_selections, by_brute_force, by_integer_program, small_chains, uniform_chain
 
 
@@ -190,6 +192,36 @@ def test_ninety_six_blocks_with_twelve_choices_on_spans_up_to_eight_take_seconds
     assert time.process_time() - start < 20  # a few seconds where this was written
     assert found.bound_seconds == found.seconds
     assert found.peak_bytes <= 1.3 * low
+
+
+def test_like_picks_stand_together_where_blocks_repeat():
+    a, b, c = (Choice(x, kept, 0, 0, seconds) for x, kept, seconds in (("a", 0, 3.0), ("b", 10, 1.0), ("c", 4, 2.0)))
+    chain = uniform_chain(6, choices=(a, b, c))
+    mixed = tuple(Pick(s, choice) for s, choice in zip(chain.spans, (b, a, c, a, b, c), strict=True))
+    assert describe(tidy(chain, mixed)) == "2 x a, 2 x c, 2 x b"
+    assert describe(solve(chain, budget_bytes=35).selection).count(",") <= 2
+
+
+def test_picks_are_not_moved_where_that_costs_memory():
+    # the block that keeps much needs little workspace; behind the other it would stand beside that one's
+    little, much = Choice("little", 1, 0, 0, 1.0), Choice("much", 5, 0, 0, 1.0)
+    busy = tuple(Span(i, i + 1, (little, replace(much, backward_workspace_bytes=50))) for i in range(2))
+    chain = Chain(2, busy)
+    early = (Pick(busy[0], busy[0].choices[1]), Pick(busy[1], little))
+    assert replay(chain, early).peak_bytes == 55
+    assert tidy(chain, early) == early  # the other order peaks at 56
+
+
+@settings(max_examples=100, deadline=None)
+@given(chain=small_chains(), data=st.data())
+def test_tidy_changes_neither_seconds_nor_picks_and_never_raises_the_peak(chain, data):
+    selection = data.draw(st.sampled_from(list(itertools.islice(all_selections(chain), 200))))
+    tidied = tidy(chain, selection)
+    before, after = replay(chain, selection), replay(chain, tidied)
+    assert after.seconds == before.seconds
+    assert after.peak_bytes <= before.peak_bytes
+    assert sorted(p.choice.label for p in tidied) == sorted(p.choice.label for p in selection)
+    assert all(p.choice in p.span.choices for p in tidied)
 
 
 def test_chains_that_cannot_be_solved_are_refused():

@@ -6,6 +6,7 @@ peak. It allocates and frees one span after the other and shares no formula with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -91,7 +92,7 @@ def replay(chain: Chain, selection: Selection, *, switch_seconds: SwitchSeconds 
         gradients += sum(chain.gradient_bytes[pick.span.start : pick.span.stop])
     here(Phase.END, None, 0)
 
-    seconds = sum(p.choice.seconds for p in selection)
+    seconds = math.fsum(p.choice.seconds for p in selection)  # the same in any order
     if switch_seconds is not None:
         labels = [p.choice.label for p in selection]
         seconds += sum(switch_seconds(a, b) for a, b in pairwise(labels))

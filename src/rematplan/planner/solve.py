@@ -14,6 +14,7 @@ from rematplan.errors import InfeasibleBudget
 from rematplan.planner.chain import Chain, Selection, describe
 from rematplan.planner.labels import Found, Restriction, Search, SwitchSeconds
 from rematplan.planner.simulate import Replay, replay
+from rematplan.planner.tidy import tidy
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,14 @@ def _enough(chain: Chain) -> int:
 
 
 def _solution(chain: Chain, found: Found, budget_bytes: int, switch_seconds: SwitchSeconds | None) -> Solution:
-    replayed = replay(chain, found.selection, switch_seconds=switch_seconds)
+    # with costs between neighbours the order is part of the solution
+    selection = tidy(chain, found.selection) if switch_seconds is None else found.selection
+    replayed = replay(chain, selection, switch_seconds=switch_seconds)
     assert replayed.peak_bytes <= budget_bytes, "the replay contradicts the solver"
-    bound = min(found.bound_seconds, replayed.seconds)
-    return Solution(found.selection, replayed.seconds, replayed.peak_bytes, bound, describe(found.selection))
+    # the solver adds seconds in another order than the replay: what it solved exactly stays exact
+    exact = found.bound_seconds == found.seconds
+    bound = replayed.seconds if exact else min(found.bound_seconds, replayed.seconds)
+    return Solution(selection, replayed.seconds, replayed.peak_bytes, bound, describe(selection))
 
 
 def _infeasible(chain: Chain, budget_bytes: int) -> InfeasibleBudget:
