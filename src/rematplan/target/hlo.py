@@ -45,6 +45,7 @@ _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 # frames inside these packages are never the user's own line
 # our own frames stand between the user's and JAX's, except in the built-in models
 _LIBRARY_FRAMES = re.compile(r"/(?:jax|jaxlib|flax)/|/rematplan/(?:program/)?\w+\.py$")
+_MOVES = frozenset({"parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple"})
 _MODULE = re.compile(r"~([^~]*)~")  # as program/modules.py marks the path
 
 
@@ -339,7 +340,7 @@ def _integer_constants(module: Module, name: str) -> Iterator[int]:
 def executions(module: Module) -> Iterator[tuple[Instruction, int]]:
     """Every scheduled instruction with how often it runs. Fusions are one instruction; loop bodies are entered.
 
-    Each branch of a conditional is counted once.
+    Each branch of a conditional is counted once. An asynchronous copy is one instruction, however it is written.
     """
     return _executions(module, module.entry, 1)
 
@@ -351,11 +352,18 @@ def _executions(module: Module, computation: Computation, times: int) -> Iterato
             if body is not None:
                 yield from _executions(module, body, times * trip_count(module, instruction))
         elif instruction.opcode in ("call", "conditional", "async-start"):
-            for name in instruction.called:
-                if name in module.computations:
-                    yield from _executions(module, module.computations[name], times)
+            called = [module.computations[name] for name in instruction.called if name in module.computations]
+            if instruction.opcode == "async-start" and all(_only_moves(computation) for computation in called):
+                yield instruction, times
+                continue
+            for computation in called:
+                yield from _executions(module, computation, times)
         else:
             yield instruction, times
+
+
+def _only_moves(computation: Computation) -> bool:
+    return all(instruction.opcode in _MOVES for instruction in computation.instructions)
 
 
 def module_of(op_name: str) -> str:
