@@ -139,17 +139,17 @@ class Workload:
     def materialize(self, seed: int = 0) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments as real arrays, with fresh modules.
 
-        What the workload has as arrays is taken from it; the rest comes from `init`, or is random by dtype and
-        collection: parameters and inputs normal, other state between 0.5 and 1.5, integers 0.
+        What the workload has as arrays is copied, so that a step may donate it; the rest comes from `init`, or is
+        random by dtype and collection: parameters and inputs normal, other state between 0.5 and 1.5, integers 0.
         """
-        opened = lift(self.loss_fn if self.make_step is None else _nothing, self.args, self.kwargs)
+        opened = self._open()
         args, kwargs = opened.build(self._real_leaves(opened, seed))
         first = len(args) - len(self.args)  # what a partial or a method binds comes first
         return tuple(args[first:]), {name: kwargs[name] for name in self.kwargs}
 
     def inputs(self, seed: int = 0) -> list[Any]:
         """Real arrays for the leaves of `step()`, in order; values as in `materialize`."""
-        opened = lift(self.loss_fn if self.make_step is None else _nothing, self.args, self.kwargs)
+        opened = self._open()
         leaves = self._real_leaves(opened, seed)
         model = _model_argument(opened.info)
         if self.optimizer is None or model is None:
@@ -157,13 +157,19 @@ class Workload:
         optimizer = nnx.Optimizer(opened.argument(model, leaves), self.optimizer, wrt=nnx.Param)
         return [*leaves, *lift(_nothing, (optimizer,), {}).leaves]
 
+    def _open(self) -> Lifted:
+        """The call of the loss, or of the user's step, with the arrays that there are."""
+        function = self.loss_fn if self.make_step is None else self.make_step(self.loss_fn)
+        return lift(function, self.args, self.kwargs)
+
     def _real_leaves(self, opened: Lifted, seed: int) -> list[Any]:
         leaves = list(opened.leaves)
         if self.init is not None and any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
             made = self.init(seed) if inspect.signature(self.init).parameters else self.init()
             args = made if isinstance(made, tuple) else (made,)
             real = lift(opened.program.function, args, self.kwargs)
-            if real.key != opened.abstract().key:
+            same = [(a.shape, a.dtype) for a in real.leaves] == [(a.shape, a.dtype) for a in leaves]
+            if not same or real.program.signature != opened.program.signature:
                 raise InputError(
                     f"init of {self.name} returned {_shapes(real)}, but the workload's arguments are "
                     f"{_shapes(opened)}; it must return the positional arguments, with the same modules, shapes and "
@@ -173,7 +179,7 @@ class Workload:
         return [
             random_array(leaf, info.collection, seed=seed, position=i)
             if isinstance(leaf, jax.ShapeDtypeStruct)
-            else leaf
+            else leaf.copy()
             for i, (leaf, info) in enumerate(zip(leaves, opened.info, strict=True))
         ]
 
@@ -229,7 +235,7 @@ class Workload:
         )
 
     def __repr__(self) -> str:
-        opened = lift(self.loss_fn if self.make_step is None else _nothing, self.args, self.kwargs)
+        opened = self._open()
         model = _model_argument(opened.info)
         parameters = [
             leaf
