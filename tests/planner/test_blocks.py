@@ -238,6 +238,18 @@ def test_the_last_layer_is_like_the_others_although_its_output_shrinks_before_th
     assert [(r.first, r.count) for r in runs(chain)] == [(1, 4)]
 
 
+def test_an_embedding_is_cut_before_the_first_layer_and_not_at_its_indices():
+    b = Builder()
+    tokens = b.op("clip", (b.input(2),), 2)
+    x = b.op("gather", (b.parameter(100), tokens), 1000)
+    for i in range(3):
+        h = b.op("norm", (x,), 1000, flops=1000, needs_output=True, module=f"layers/{i}")
+        x = b.matmul(h, b.parameter(64), 1000, module=f"layers/{i}")
+    chain = blocks(b.graph(x))
+    assert [b.start for b in chain] == [0, 2, 4, 6]
+    assert [(r.first, r.count) for r in runs(chain)] == [(1, 3)]
+
+
 def test_preparing_inputs_is_part_of_the_first_block_unless_that_is_repeated():
     def graph(parameter, repeated):
         b = Builder()

@@ -7,14 +7,14 @@ scalar literals, so that they can be planned and measured once. Knows neither JA
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate, pairwise
 
-from rematplan.planner.cuts import common_depth, cut_points, heavy_operations, last_read, producers, work
-from rematplan.program.graph import Graph, Operation, Value, ValueKind
+from rematplan.planner.cuts import common_depth, cut_points, heavy_operations, last_read, producers, seam_depth, work
+from rematplan.planner.keys import Keys
+from rematplan.program.graph import Graph, Operation, ValueKind
 
 # How many blocks back a repetition is looked for when its last copy is longer than the others.
 LONGEST_PATTERN = 8
@@ -85,8 +85,8 @@ def blocks(
     if not graph.operations:
         return ()
     cutter = _Cutter(graph)
-    depth = {p.position: p.depth for p in cut_points(graph, transient_inputs=transient_inputs)}
-    positions = list(depth)
+    positions = [p.position for p in cut_points(graph, transient_inputs=transient_inputs)]
+    positions = _with_first_copy(graph, cutter, positions)
     if _begins_with_preparation(graph, cutter.chain(positions)):
         positions = positions[1:]
     positions = _with_copies(graph, cutter, positions)
@@ -94,7 +94,7 @@ def blocks(
     if granularity is Granularity.FINE:
         return fine
     starts = set(range(len(fine)))
-    for run in runs(fine, depths=[0, *(depth.get(p, 0) for p in positions)]):
+    for run in runs(fine, depths=[0, *(seam_depth(graph, p) for p in positions)]):
         starts -= {run.first + k for k in range(run.period * run.count) if k % run.period}
     return cutter.chain([fine[i].start for i in sorted(starts) if i])
 
@@ -173,6 +173,22 @@ def _begins_with_preparation(graph: Graph, chain: Sequence[Block]) -> bool:
     return prepares and all(b.key != chain[1].key for b in chain[2:])
 
 
+def _with_first_copy(graph: Graph, cutter: _Cutter, positions: list[int]) -> list[int]:
+    """Cuts before the first copy of a repetition, wherever fewest bytes are live before it.
+
+    What comes before the first heavy operation is often smallest in an embedding's indices, in the middle of nothing.
+    """
+    heavy = heavy_operations(graph)
+    rest = [p for p in positions if heavy and p > heavy[0]]
+    if not rest:
+        return positions
+    for model in cutter.chain(positions):
+        start = rest[0] - (model.stop - model.start)
+        if model.start >= rest[0] and 0 <= start <= heavy[0] and cutter.key(start, rest[0]) == model.key:
+            return [start, *rest] if start else rest
+    return positions
+
+
 def _with_copies(graph: Graph, cutter: _Cutter, positions: Sequence[int]) -> list[int]:
     """Cuts a block that begins as the next copy of a repetition and goes on with light operations, at the copy's end.
 
@@ -202,7 +218,7 @@ class _Cutter:
         self._reads, self._made_by = last_read(graph), producers(graph)
         self._returned = set(graph.outputs)
         self._weight = work(graph)
-        self._keys = _Keys(graph)
+        self._keys = Keys(graph)
 
     def chain(self, positions: Iterable[int]) -> tuple[Block, ...]:
         """The blocks between these positions."""
@@ -249,53 +265,3 @@ def _shared_module(operations: Sequence[Operation]) -> str:
         return ""
     depth = min(common_depth(paths[0], p) for p in paths)
     return "/".join(paths[0].split("/")[:depth])
-
-
-class _Keys:
-    """Canonical hashes of stretches of operations. Nested programs are hashed once."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._nested: dict[int, str] = {}
-
-    def __call__(self, operations: Sequence[Operation], outputs: Sequence[int]) -> str:
-        return _hash(self._lines(self._graph, operations, outputs))
-
-    def _lines(self, graph: Graph, operations: Sequence[Operation], outputs: Sequence[int]) -> list[str]:
-        number: dict[int, int] = {}
-
-        def wire(value: int) -> str:
-            known = number.get(value)
-            if known is not None:
-                return str(known)
-            number[value] = len(number)
-            return f"{number[value]}:{_type(graph.values[value])}"
-
-        lines: list[str] = []
-        for op in operations:
-            made = set(op.outputs)
-            read = " ".join(map(wire, op.inputs))
-            wrote = " ".join(map(wire, op.outputs))
-            # a set, so that the order in which needs were found does not matter
-            needs = " ".join(sorted(f"{wire(v)}{'o' if v in made else ''}" for v in op.needed))
-            lines.append(f"{op.signature or op.primitive}|{read}|{wrote}|{needs}|{op.barrier}|{self._subprogram(op)}")
-        lines.append("returns " + " ".join(map(wire, outputs)))
-        return lines
-
-    def _subprogram(self, op: Operation) -> str:
-        if op.subprogram is None:
-            return ""
-        sub = op.subprogram
-        if id(sub.graph) not in self._nested:
-            inner = self._lines(sub.graph, sub.graph.operations, sub.graph.outputs)
-            self._nested[id(sub.graph)] = _hash(inner)
-        return f"{sub.kind.value}*{sub.length}/{sub.constants}/{sub.carries}:{self._nested[id(sub.graph)]}"
-
-
-def _type(value: Value) -> str:
-    kind = "" if value.kind is ValueKind.INTERMEDIATE else value.kind.value
-    return f"{kind}{value.dtype}{list(value.shape)}"
-
-
-def _hash(lines: Iterable[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -168,6 +168,11 @@ def boundary_depth(a: str, b: str) -> int:
     return len(_parts(a)) + 1 if a == b else common_depth(a, b)
 
 
+def seam_depth(graph: Graph, position: int) -> int:
+    """`boundary_depth` between the operations before and after a position."""
+    return boundary_depth(graph.operations[position - 1].module, graph.operations[position].module)
+
+
 def _parts(path: str) -> list[str]:
     return path.split("/") if path else []
 
@@ -202,11 +207,7 @@ def _opening(graph: Graph, position: int) -> str:
 
 def _best_position(graph: Graph, positions: Sequence[int], openings: Mapping[str, int]) -> int:
     often = OPENING_SHARE * max(openings.get(_opening(graph, p), 0) for p in positions)
-    return min(positions, key=lambda p: (openings.get(_opening(graph, p), 0) < often, _depth(graph, p), -p))
-
-
-def _depth(graph: Graph, position: int) -> int:
-    return boundary_depth(graph.operations[position - 1].module, graph.operations[position].module)
+    return min(positions, key=lambda p: (openings.get(_opening(graph, p), 0) < often, seam_depth(graph, p), -p))
 
 
 class _Liveness:
@@ -221,7 +222,7 @@ class _Liveness:
 
     def at(self, position: int) -> CutPoint:
         live = np.flatnonzero(self._counts & (self._made_by < position) & (self._reads >= position))
-        depth = _depth(self._graph, position)
+        depth = seam_depth(self._graph, position)
         return CutPoint(position, tuple(live.tolist()), self._crossing[position], depth)
 
 
