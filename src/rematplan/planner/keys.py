@@ -1,8 +1,8 @@
 """When two stretches of operations compute the same thing.
 
 Comes in: operations of a `Graph`. Goes out: a hash of their structure: primitives and parameters, wiring, shapes and
-dtypes, what the backward pass needs, what is handed on. Values are numbered by first use, so neither names nor positions
-count; scalar literals are no part of `Operation.signature` and do not count either.
+dtypes, what the backward pass needs, what is handed on. Values are numbered by first use, so neither names nor
+positions count; scalar literals are no part of `Operation.signature` and do not count either.
 """
 
 from __future__ import annotations
