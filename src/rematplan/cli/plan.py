@@ -31,7 +31,10 @@ def plan(
 
         progress(f"tracing {workload}")
         found = rematplan.plan(load_workload(workload, sizes), budget=budget, target=target, progress=progress)
-        return PlanRecord(**record_of(found.to_json()))
+        record = record_of(found.to_json())
+        if found.measurement is not None:
+            record["measured"] = found.measurement.to_json()
+        return PlanRecord(**record)
 
     def contents(record: Displayed) -> str:
         return json.dumps(record.to_json()["plan"], indent=1) + "\n"

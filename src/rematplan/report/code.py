@@ -122,13 +122,17 @@ def plan_text(plan: Plan) -> str:
     return render_text("plan", record_of(plan.to_json()))
 
 
+_NO_TIMELINE = {"position": [], "live_bytes": [], "backward_starts": None, "at_peak": []}
+
+
 def record_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """The record of the verb `plan` from a plan file's document."""
     return {
         "plan": dict(document),
         "predicted": dict(document["predicted"]),
         "measured": dict(document["measured"]),
-        "baselines": [dict(row) for row in document["baselines"]],
+        # plan files leave out timelines, which are as long as the programs
+        "baselines": [{"timeline": _NO_TIMELINE, **row} for row in document["baselines"]],
         "bound": {"seconds": None, **document["bound"]},
         "budget_bytes": document["budget_bytes"],
         "status": document["status"],
