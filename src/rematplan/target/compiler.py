@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -61,12 +62,22 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Runnable:
+    """A function of flat arrays with its arguments, arrays or shapes."""
+
+    function: Callable[..., Any]
+    leaves: tuple[Any, ...]
+    donated: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Program:
     """A lowered program.
 
     Attributes:
       stablehlo: its text, with source locations and name stacks.
       argument_bytes, output_bytes: per device, unpadded.
+      runnable: what it was lowered from, kept only for the target `local`, which runs it.
     """
 
     stablehlo: str
@@ -74,6 +85,7 @@ class Program:
     output_bytes: int
     name: str = ""
     num_devices: int = 1
+    runnable: Runnable | None = field(default=None, repr=False, compare=False)
 
     def key(self) -> str:
         """Hash of the text."""
@@ -99,6 +111,7 @@ def lower(
         argument_bytes=sum(_bytes(leaf) for leaf in leaves),
         output_bytes=sum(_bytes(leaf) for leaf in outputs),
         name=name or getattr(function, "__name__", ""),
+        runnable=Runnable(function, tuple(leaves), tuple(donated)) if target.kind is Kind.LOCAL else None,
     )
 
 
@@ -157,12 +170,12 @@ def measure_many(
 
 
 def _measure(program: Program, options: Options, target: Target, cache: Cache) -> Measurement:
+    if target.kind is Kind.LOCAL:
+        return _measure_here(program, options, target)
     key = _key(program, options, target)
     known = cache.get(key)
     if known is not None:
         return known
-    if target.kind is Kind.LOCAL:
-        raise InputError("target local runs the program; use rematplan.target.local.run.")
     request = {
         "target": target.name,
         "stablehlo": program.stablehlo,
@@ -181,6 +194,22 @@ def _measure(program: Program, options: Options, target: Target, cache: Cache) -
     measured = decode(answer["measurement"])
     cache.put(key, measured)
     return measured
+
+
+# one program at a time on the device, or their times would be wrong
+_DEVICE = threading.Lock()
+
+
+def _measure_here(program: Program, options: Options, target: Target) -> Measurement:
+    from rematplan.target.local import measure_here
+
+    run = program.runnable
+    if run is None:
+        raise InputError("this program was lowered for another target; lower it for local to run it here.")
+    with _DEVICE:
+        return measure_here(
+            run.function, run.leaves, donated=run.donated, target=target, limit_bytes=options.limit_bytes
+        )
 
 
 def _key(program: Program, options: Options, target: Target) -> str:

@@ -13,7 +13,7 @@ from rematplan.target.hlo import Instruction, Module
 
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _CALLED_NAME = re.compile(r"(calls|to_apply|body|condition)=%?[\w.\-]+")
-_SPACE = re.compile(r"S\(\d+\)")
+_SPACE = re.compile(r":?S\(\d+\)")
 
 
 class Fingerprinter:

@@ -1,0 +1,135 @@
+"""The device in this machine: compiled and run here, in the caller's process.
+
+Comes in: a function of flat arrays. Goes out: a `Measurement` whose time was measured, and whose memory is what the compiler
+allocated, or what the device's allocator saw where it keeps count. Nothing is cached: a measured time belongs to its moment.
+
+    measured = measure_here(step, leaves, target=resolve("local"))
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rematplan.target.chips import chips
+from rematplan.target.cost import program_cost
+from rematplan.target.hlo import parse
+from rematplan.target.measurement import Measurement, Source
+from rematplan.target.target import Target
+from rematplan.target.timeline import live_ranges
+
+_RUNS = 5  # the median of which counts, after one run to warm up
+_ENOUGH_SECONDS = 10.0  # no further run is begun after this
+_SPREAD = 0.02  # standard deviation of made-up floating-point inputs: small enough that deep models stay finite
+# XLA:CPU merges a recomputation with its original unless told not to; see backends.py
+_CPU_OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+
+
+def measure_here(
+    function: Callable[..., Any],
+    leaves: Sequence[Any],
+    *,
+    target: Target,
+    donated: Sequence[int] = (),
+    limit_bytes: int | None = None,
+    seed: int = 0,
+) -> Measurement:
+    """Compile a function for `jax.devices()[0]`, run it a few times, and take the median.
+
+    Args:
+      leaves: arrays, used as they are, or shapes, for which arrays are made: zeros for integers, small random numbers else.
+      donated: indices of arguments whose buffers the outputs may reuse.
+    """
+    import jax
+
+    device = jax.devices()[0]
+    start = time.monotonic()
+    options = _CPU_OPTIONS if device.platform == "cpu" else {}
+    jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
+    compiled = jitted.lower(*leaves).compile(compiler_options=options)
+    compile_seconds = time.monotonic() - start
+    arguments = [_real(leaf, seed + index, device) for index, leaf in enumerate(leaves)]
+    before = _allocator_peak(device)
+    seconds = _median_seconds(compiled, arguments, tuple(donated))
+    after = _allocator_peak(device)
+    return _measurement(target, compiled, seconds, compile_seconds, limit_bytes, _own_peak(before, after))
+
+
+def _real(leaf: Any, seed: int, device: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return jax.device_put(leaf, device)
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.split(jax.random.key(seed), leaf.shape)
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), device)
+    noise = _SPREAD * jax.random.normal(jax.random.key(seed), leaf.shape, jnp.float32)
+    return jax.device_put(noise.astype(leaf.dtype), device)
+
+
+def _median_seconds(compiled: Any, arguments: list[Any], donated: tuple[int, ...]) -> float:
+    import jax
+
+    seconds: list[float] = []
+    began = time.monotonic()
+    for run in range(_RUNS + 1):
+        given = list(arguments)
+        for index in donated:
+            given[index] = given[index].copy()
+        jax.block_until_ready(given)
+        start = time.perf_counter()
+        jax.block_until_ready(compiled(*given))
+        if run:  # the first one warms up
+            seconds.append(time.perf_counter() - start)
+        if seconds and time.monotonic() - began > _ENOUGH_SECONDS:
+            break
+    return statistics.median(seconds)
+
+
+def _allocator_peak(device: Any) -> int | None:
+    stats = device.memory_stats()
+    return stats.get("peak_bytes_in_use") if stats else None
+
+
+def _own_peak(before: int | None, after: int | None) -> int | None:
+    """The allocator's peak if this program raised it; it is kept for the life of the process and cannot be reset."""
+    return after if before is not None and after is not None and after > before else None
+
+
+def _measurement(
+    target: Target, compiled: Any, seconds: float, compile_seconds: float, limit_bytes: int | None, own_peak: int | None
+) -> Measurement:
+    stats = compiled.memory_analysis()
+    module = parse(compiled.as_text())
+    cost = program_cost(module, chips()["cpu"])  # for operations and bytes only; the time was measured
+    required = (
+        stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes - stats.alias_size_in_bytes
+    )
+    return Measurement(
+        target=target.name,
+        source=Source.RUN,
+        peak_bytes=required if own_peak is None else own_peak,
+        required_bytes=required,
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        temporary_bytes=stats.temp_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+        code_bytes=stats.generated_code_size_in_bytes,
+        flops=cost.flops,
+        bytes_accessed=cost.bytes_accessed,
+        seconds=seconds,
+        limit_bytes=limit_bytes,
+        fits_limit=None if limit_bytes is None else required <= limit_bytes,
+        compile_seconds=compile_seconds,
+        sources={
+            "peak_bytes": "compiled" if own_peak is None else "run",
+            "required_bytes": "compiled",
+            "flops": "counted in the compiled program",
+            "seconds": "run",
+        },
+        timeline=live_ranges(module)[1],
+    )

@@ -1,0 +1,121 @@
+"""The parser of scheduled HLO text."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rematplan.target.hlo import dtype_bits, executions, module_of, parse, shape_leaves, trip_count
+from tests.target.hlo_texts import CHAIN, LOOP
+
+
+@pytest.mark.parametrize(
+    ("shape", "bytes_", "space"),
+    [
+        ("f32[8192,1024]{1,0:T(8,128)}", 8192 * 1024 * 4, 0),
+        ("f32[16,8,512,1]{2,1,0,3:T(8,128)}", 16 * 8 * 512 * 4, 0),  # the size-1 dimension is major: nothing is padded
+        ("f32[100,100]{1,0:T(8,128)}", 104 * 128 * 4, 0),  # padded to the tile
+        ("bf16[512,512]{1,0:T(8,128)(2,1)S(1)}", 512 * 512 * 2, 1),
+        ("pred[16]{0:T(512)(128)(4,1)}", 512, 0),
+        ("s4[10]{0}", 5, 0),
+        ("f8e4m3fn[3]{0}", 3, 0),
+        ("f32[]", 4, 0),
+        ("token[]", 0, 0),
+    ],
+)
+def test_shape_bytes_and_space(shape, bytes_, space):
+    (leaf,) = shape_leaves(shape)
+    assert (leaf.bytes, leaf.space) == (bytes_, space)
+
+
+def test_tuple_shapes_are_flattened_with_their_paths():
+    leaves = shape_leaves("((f32[2,3]{1,0}), /*index=1*/bf16[4]{0:T(256)S(1)}, (s32[], u8[7]{0}))")
+    assert [leaf.path for leaf in leaves] == [(0, 0), (1,), (2, 0), (2, 1)]
+    assert [leaf.dimensions for leaf in leaves] == [(2, 3), (4,), (), (7,)]
+    assert [leaf.space for leaf in leaves] == [0, 1, 0, 0]
+
+
+def test_unknown_types_of_8_and_4_bits():
+    assert (dtype_bits("f8e8m0fnu"), dtype_bits("f4e2m1fn"), dtype_bits("c128")) == (8, 4, 128)
+
+
+def test_instructions():
+    module = parse(CHAIN)
+    assert module.name == "jit_f"
+    assert [i.opcode for i in module.entry.instructions] == ["parameter", "dot", "dot", "dot"]
+    b = module.entry.instructions[1]
+    assert b.operands == ("a", "a")
+    assert b.cycles == 100
+    assert b.attribute("lhs_contracting_dims") == "{1}"
+    assert module.entry.root.name == "d"
+    assert module_of(b.op_name) == "blocks/0/attn"
+
+
+def test_locations_skip_flax():
+    module = parse(CHAIN)
+    assert module.location(2) == "model.py:12 (loss)"
+    assert module.location(1) == "model.py:12 (loss)"
+    assert module.location(None) == ""
+    assert [function for _, _, function in module.frames(2)] == ["Linear.__call__", "loss"]
+
+
+def test_operands_printed_with_shapes():
+    text = CHAIN.replace("dot(%a, %a)", "dot(f32[512,512]{1,0:T(8,128)S(1)} %a, f32[512,512]{1,0} %a)")
+    assert parse(text).entry.instructions[1].operands == ("a", "a")
+
+
+def test_loop_trip_count_from_the_condition():
+    module = parse(LOOP)
+    (loop,) = [i for i in module.entry.instructions if i.opcode == "while"]
+    assert trip_count(module, loop) == 5
+    counts = {i.name: times for i, times in executions(module)}
+    assert counts["y"] == 5
+    assert counts["out"] == 1
+
+
+def test_known_trip_count_wins():
+    text = LOOP.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
+    module = parse(text)
+    assert {times for i, times in executions(module) if i.name == "y"} == {3}
+
+
+def test_asynchronous_copies_are_one_instruction():
+    text = """HloModule m, is_scheduled=true
+
+%moved (p: f32[512,512]) -> f32[128,512] {
+  %p = f32[512,512]{1,0} parameter(0)
+  ROOT %s = f32[128,512]{1,0:S(1)} slice(%p), slice={[0:128], [0:512]}
+}
+
+ENTRY %e (a: f32[512,512]) -> f32[128,512] {
+  %a = f32[512,512]{1,0} parameter(0)
+  %start = ((f32[512,512]{1,0}), f32[128,512]{1,0:S(1)}, s32[]) async-start(%a), calls=%moved
+  ROOT %done = f32[128,512]{1,0:S(1)} async-done(%start)
+}
+"""
+    assert [i.opcode for i, _ in executions(parse(text))] == ["parameter", "async-start", "async-done"]
+
+
+def test_aliased_outputs():
+    header = "HloModule m, is_scheduled=true, input_output_alias={ {0}: (2, {}, may-alias), {1, 3}: (0, {}, must-alias) }, x={}"
+    module = parse(CHAIN.replace(CHAIN.splitlines()[0], header))
+    assert module.aliased_outputs == {(0,), (1, 3)}
+    assert parse(CHAIN).aliased_outputs == frozenset()
+
+
+def test_text_without_entry_is_refused():
+    with pytest.raises(ValueError, match="entry computation"):
+        parse("HloModule broken\n")
+
+
+def test_megabytes_are_parsed_in_a_second():
+    line = CHAIN.splitlines()[-3]  # d
+    padding = ' , backend_config={"window_config":{"x":"' + "0" * 400 + '"}}'
+    many = "\n".join(line.replace("ROOT %d", f"%d{n}").split(", backend_config")[0] + padding for n in range(10_000))
+    text = CHAIN.replace("  ROOT %d", many + "\n  ROOT %d")
+    start = time.process_time()
+    module = parse(text)
+    assert len(module.entry.instructions) == 10_004
+    assert len(text) > 5_000_000
+    assert time.process_time() - start < 2.0

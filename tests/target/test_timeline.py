@@ -1,0 +1,63 @@
+"""Live ranges of scheduled programs."""
+
+from __future__ import annotations
+
+from rematplan.target.hlo import parse
+from rematplan.target.timeline import LIMIT, live_ranges
+from tests.target.hlo_texts import CHAIN, LOOP, MIB
+
+
+def test_chain():
+    peak, timeline = live_ranges(parse(CHAIN))
+    # argument and output throughout; where c is made, b and c as well
+    assert peak == 4 * MIB
+    assert [b / MIB for b in timeline.live_bytes] == [2, 3, 4, 3]
+    assert timeline.backward_starts == 3
+    assert sorted(b.kind for b in timeline.at_peak) == ["argument", "output", "temporary", "temporary"]
+    (saved,) = [b for b in timeline.at_peak if b.module]
+    assert (saved.module, saved.operation, saved.location) == ("blocks/0/attn", "dot_general", "model.py:12 (loss)")
+    assert saved.shape == "f32[512,512]"
+
+
+def test_element_wise_instructions_write_over_a_dying_operand():
+    text = CHAIN.replace("dot(%b, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}", "add(%b, %a)")
+    peak, _ = live_ranges(parse(text))
+    assert peak == 3 * MIB
+
+
+def test_an_operand_that_is_read_again_is_not_overwritten():
+    text = CHAIN.replace("dot(%b, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}", "add(%b, %a)")
+    text = text.replace("dot(%c, %a)", "dot(%c, %b)")
+    peak, _ = live_ranges(parse(text))
+    assert peak == 4 * MIB
+
+
+def test_donated_arguments_hold_the_output():
+    header = "HloModule jit_f, is_scheduled=true, input_output_alias={ {}: (0, {}, may-alias) }, y={}"
+    peak, timeline = live_ranges(parse(CHAIN.replace(CHAIN.splitlines()[0], header)))
+    assert peak == 3 * MIB
+    assert "output" not in {b.kind for b in timeline.at_peak}
+
+
+def test_a_loop_adds_the_peak_of_its_body():
+    peak, timeline = live_ranges(parse(LOOP))
+    # a is also the loop's state and the output; the body holds y and z at once
+    assert peak == 3 * MIB + sum(b.bytes for b in timeline.at_peak if b.bytes < MIB)
+    assert max(b.bytes for b in timeline.at_peak) == MIB
+
+
+def test_memory_spaces_are_apart():
+    text = CHAIN.replace("%b = f32[512,512]{1,0}", "%b = f32[512,512]{1,0:S(1)}")
+    assert live_ranges(parse(text))[0] == 3 * MIB
+    assert live_ranges(parse(text), space=1)[0] == MIB
+
+
+def test_long_timelines_are_thinned_and_keep_their_peak():
+    row = "  %e{n} = f32[512,{m}]{{1,0}} dot(%a, %a), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}\n"
+    rows = "".join(row.format(n=n, m=1 + n % 700) for n in range(5000))
+    peak, timeline = live_ranges(parse(CHAIN.replace("  %b = ", rows + "  %b = ")))
+    assert len(timeline.position) <= LIMIT
+    assert len(timeline.position) == len(timeline.live_bytes)
+    assert max(timeline.live_bytes) == peak
+    assert timeline.position[0] == 0
+    assert timeline.position[-1] == 5003
