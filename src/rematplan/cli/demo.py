@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,3 +27,4 @@ def demo(
         return run_demo(out, progress=progress)
 
     execute("demo", options, action)
+    sys.stderr.write(f"Wrote plans, run records and report.txt to {out}\n")
