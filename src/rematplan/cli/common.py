@@ -45,6 +45,8 @@ class Options:
 
 
 DEFAULTS = Options()
+# NVIDIA, AMD, and both of the ways in which TPU machines show their chips.
+_ACCELERATOR_DEVICES = ("/dev/nvidia0", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
 COMMAND_LINE: ContextVar[tuple[str, ...]] = ContextVar("COMMAND_LINE", default=())
 
 
@@ -109,9 +111,9 @@ def settle_platform(target: str) -> None:
 
     Programs are traced and lowered here and compiled elsewhere. With libtpu installed and no TPU attached, JAX would
     first look for one (seconds, and lines of warnings); with a GPU attached, it would take most of its memory. The
-    platform that a user chose stays, and `local` is about the device itself.
+    platform that a user chose stays, and `local` is about the device itself, if there is one.
     """
-    if target != "local":
+    if target != "local" or not any(Path(device).exists() for device in _ACCELERATOR_DEVICES):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
