@@ -122,7 +122,9 @@ class Plan:
         try:
             text = path.read_text()
         except OSError as error:
-            raise InputError(f"plan {path} cannot be read: {error.strerror or error}; give the file that `-o` wrote") from error
+            raise InputError(
+                f"plan {path} cannot be read: {error.strerror or error}; give the file that `-o` wrote"
+            ) from error
         try:
             content = json.loads(text)
         except ValueError as error:
@@ -146,7 +148,9 @@ class Plan:
 
 def _from_json(content: Any, label: str) -> Plan:
     if not isinstance(content, Mapping) or content.get("format") != FORMAT:
-        raise PlanMismatch(f"{label} is not a rematplan plan (no `format: {FORMAT}`); give a file that `rematplan plan -o` wrote")
+        raise PlanMismatch(
+            f"{label} is not a rematplan plan (no `format: {FORMAT}`); give a file that `rematplan plan -o` wrote"
+        )
     if content.get("version") != VERSION:
         raise PlanMismatch(
             f"{label} has format version {content.get('version')!r}, this rematplan reads version {VERSION}; plan again, or "
@@ -170,7 +174,9 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def describe(configuration: Configuration, graph: Graph, bodies: Mapping[int, Graph]) -> tuple[tuple[PlanRegion, ...], tuple[PlanLoop, ...]]:
+def describe(
+    configuration: Configuration, graph: Graph, bodies: Mapping[int, Graph]
+) -> tuple[tuple[PlanRegion, ...], tuple[PlanLoop, ...]]:
     """A configuration by name."""
     loops = tuple(
         PlanLoop(graph.operations[index].name, tuple(_named(r, bodies[index]) for r in inner.regions))
@@ -230,9 +236,13 @@ def resolve(plan: Plan, graph: Graph, bodies: Mapping[int, Graph]) -> Configurat
 def _resolved(region: PlanRegion, graph: Graph) -> Region:
     operation = {op.name: op.index for op in graph.operations}
     value = {v.name: v.id for v in graph.values}
-    missing = [n for n in (region.first, region.last) if n not in operation] + [n for n in region.saved if n not in value]
+    missing = [n for n in (region.first, region.last) if n not in operation] + [
+        n for n in region.saved if n not in value
+    ]
     if missing:
-        raise PlanMismatch(f"the plan names {missing[0]!r}, which this function does not have; plan again for this function")
+        raise PlanMismatch(
+            f"the plan names {missing[0]!r}, which this function does not have; plan again for this function"
+        )
     start, stop = operation[region.first], operation[region.last] + 1
     return Region(start, stop, frozenset(value[n] for n in region.saved), prevent_cse=region.prevent_cse)
 

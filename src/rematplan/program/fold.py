@@ -137,5 +137,3 @@ def _renumber(traced: Traced, wired: Sequence[tuple[int, tuple[int, ...]]], resu
         tuple(i for i, p in enumerate(inputs) if p in traced.differentiated),
     )
     return Folded(short, tuple(i for i, _ in wired), tuple(values), tuple(inputs))
-
-

@@ -155,7 +155,9 @@ def _read_rule(traced: Traced, cotangents: int, results: int, residuals: int, ac
         if dependent.intersection(equation.inputs):
             dependent.update(equation.outputs)
     gradients = traced.outputs[results + residuals :]
-    flows = tuple(i for i, g in zip(active, gradients, strict=True) if not isinstance(g, jex.Literal) and g in dependent)
+    flows = tuple(
+        i for i, g in zip(active, gradients, strict=True) if not isinstance(g, jex.Literal) and g in dependent
+    )
     return Rule(flows, tuple(sorted(needed_inputs)), tuple(sorted(needed_outputs)))
 
 

@@ -194,7 +194,9 @@ def _assemble(
             op = operation_of[i]
             kind = ValueKind.INTERMEDIATE
             name = op.name if op.outputs[0] == i else f"{op.name}:{op.outputs.index(i)}"
-        values.append(Value(i, name, tuple(getattr(aval, "shape", ())), str(getattr(aval, "dtype", "token")), nbytes(aval), kind))
+        values.append(
+            Value(i, name, tuple(getattr(aval, "shape", ())), str(getattr(aval, "dtype", "token")), nbytes(aval), kind)
+        )
     producer = [-1] * len(values)
     for op in operations:
         for v in op.outputs:
@@ -284,10 +286,9 @@ _RULES = frozenset({"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "fwd"
 
 def _signature(eqn: Any, cache: dict[Any, Any]) -> str:
     """Text that is equal for equations that compute the same function, scalar literals apart."""
-    atoms = [
-        ("literal " if isinstance(a, jex.Literal) and not getattr(a.aval, "shape", ()) else "") + str(a.aval)
-        for a in eqn.invars
-    ]
+    distinct = list(dict.fromkeys(a for a in eqn.invars if not isinstance(a, jex.Literal)))
+    # which operands are the same value belongs to the function: x * x is not x * y
+    atoms = [f"literal {a.aval}" if isinstance(a, jex.Literal) else f"{distinct.index(a)}:{a.aval}" for a in eqn.invars]
     parts = []
     for key, value in sorted(eqn.params.items()):
         if key in _RULES or callable(value) and not hasattr(value, "eqns"):

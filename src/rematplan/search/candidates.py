@@ -16,7 +16,7 @@ from rematplan.planner.baselines import baselines
 from rematplan.planner.blocks import Block, Granularity, blocks
 from rematplan.planner.menu import SaveSet, menu, stretch
 from rematplan.program.configuration import Configuration, Region
-from rematplan.program.graph import Graph, Nesting, ValueKind
+from rematplan.program.graph import Graph, Nesting, Subprogram, ValueKind
 from rematplan.program.trace import Traced
 from rematplan.search.problem import Problem
 from rematplan.units import format_bytes
@@ -72,7 +72,9 @@ def hand_written(problem: Problem) -> list[Candidate]:
     found = []
     for b in baselines(problem.graph):
         loops_only = not b.configuration.regions
-        period = {"plain": 1, "per-block": 1, "dots": 1, "dots_with_no_batch_dims": 1, "whole": 1, "whole-dots": 1}.get(b.name)
+        period = {"plain": 1, "per-block": 1, "dots": 1, "dots_with_no_batch_dims": 1, "whole": 1, "whole-dots": 1}.get(
+            b.name
+        )
         if b.name.startswith("every-"):
             period = int(b.name.removeprefix("every-"))
         aligned = loops_only or _aligned(problem, b.configuration)
@@ -117,7 +119,8 @@ def _aligned(problem: Problem, configuration: Configuration) -> bool:
     starts = {problem.coarse[i].start for i in range(run.first, run.stop)} | {problem.coarse[run.stop - 1].stop}
     low, high = problem.coarse[run.first].start, problem.coarse[run.stop - 1].stop
     return all(
-        (r.start <= low or r.start in starts or r.start >= high) and (r.stop >= high or r.stop in starts or r.stop <= low)
+        (r.start <= low or r.start in starts or r.start >= high)
+        and (r.stop >= high or r.stop in starts or r.stop <= low)
         for r in configuration.regions
     )
 
@@ -179,7 +182,10 @@ class Menus:
         """The menu of the region `[start, stop)`."""
         key = self._structure(start, stop)
         if key not in self._known:
-            self._known[key] = (start, menu(stretch(self._graph, start, stop, rates=self._problem.rates), limit=MENU_LIMIT))
+            self._known[key] = (
+                start,
+                menu(stretch(self._graph, start, stop, rates=self._problem.rates), limit=MENU_LIMIT),
+            )
         origin, sets = self._known[key]
         return sets if origin == start else tuple(self._moved(s, origin, start) for s in sets)
 
@@ -298,11 +304,14 @@ def in_loops(problem: Problem, *, most_levels: int) -> list[Candidate]:
         return []
     found: list[Candidate] = []
     for granularity in ("whole body", "coarse", "fine"):
-        laid = {op.index: _body_ranges(op.subprogram.graph, granularity) for op in loops if op.subprogram is not None}
+        laid = {op.index: _body_ranges(op.subprogram, granularity) for op in loops if op.subprogram is not None}
         if granularity != "whole body" and all(len(r) < 2 for r in laid.values()):
             continue
         sets = {
-            op.index: [menu(stretch(op.subprogram.graph, a, b, rates=problem.rates), limit=MENU_LIMIT) for a, b in laid[op.index]]
+            op.index: [
+                menu(stretch(op.subprogram.graph, a, b, rates=problem.rates), limit=MENU_LIMIT)
+                for a, b in laid[op.index]
+            ]
             for op in loops
             if op.subprogram is not None
         }
@@ -323,10 +332,16 @@ def in_loops(problem: Problem, *, most_levels: int) -> list[Candidate]:
     return found
 
 
-def _body_ranges(body: Graph, granularity: str) -> list[tuple[int, int]]:
+def _body_ranges(loop: Subprogram, granularity: str) -> list[tuple[int, int]]:
+    body = loop.graph
     if granularity == "whole body":
         cuts = [op.index for op in body.operations if op.barrier]
-        edges = [(-1, cuts[0]) if cuts else (-1, len(body.operations)), *zip(cuts, [*cuts[1:], len(body.operations)], strict=False)]
+        edges = [
+            (-1, cuts[0]) if cuts else (-1, len(body.operations)),
+            *zip(cuts, [*cuts[1:], len(body.operations)], strict=False),
+        ]
         return [(a + 1, b) for a, b in edges if b > a + 1]
-    chain = blocks(body, granularity=Granularity.COARSE if granularity == "coarse" else Granularity.FINE)
+    carries = body.inputs[loop.constants : loop.constants + loop.carries]
+    size = Granularity.COARSE if granularity == "coarse" else Granularity.FINE
+    chain = blocks(body, granularity=size, transient_inputs=carries)
     return _grouped([b for b in chain if b.flops > 0], 1)

@@ -18,7 +18,7 @@ import jax
 from rematplan import apply
 from rematplan.planner.blocks import Block, Granularity, Run, blocks, runs
 from rematplan.planner.price import Rates
-from rematplan.program.configuration import Configuration
+from rematplan.program.configuration import PLAIN, Configuration
 from rematplan.program.fold import CannotFold, Folded, fold
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import Traced
@@ -89,7 +89,9 @@ class Problem:
 
     def whole(self, configuration: Configuration) -> Program:
         """The whole training step under a configuration."""
-        step = self.work.step(apply.configured(self.traced, configuration))
+        # without regions the program is measured as the user wrote it
+        planned = None if configuration == PLAIN else apply.configured(self.traced, configuration)
+        step = self.work.step(planned)
         return compiler.lower(step.function, step.leaves, donated=step.donated, target=self.target, name=self.work.name)
 
     def shortened(self, configuration: Configuration, repetitions: int) -> Program:
@@ -112,7 +114,9 @@ class Problem:
 
             return jax.value_and_grad(loss, has_aux=True)([leaves[i] for i in positions])
 
-        leaves = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (folded.traced.avals[i] for i in folded.traced.graph.inputs)]
+        leaves = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (folded.traced.avals[i] for i in folded.traced.graph.inputs)
+        ]
         return compiler.lower(step, leaves, target=self.target, name=f"{self.work.name}, {repetitions} repetitions")
 
     def _folded(self, repetitions: int) -> Folded:
@@ -156,9 +160,7 @@ class Problem:
         measure = lambda program: compiler.measure(program, target=self.target, method=Method.PROBE)  # noqa: E731
         return [(n, pool.submit(measure, program)) for n, program in programs]
 
-    def _combine(
-        self, parts: list[tuple[int | None, Measurement]], seconds: Callable[[Measurement], float]
-    ) -> Figures:
+    def _combine(self, parts: list[tuple[int | None, Measurement]], seconds: Callable[[Measurement], float]) -> Figures:
         if len(parts) == 1:
             m = parts[0][1]
             return Figures(m.required_bytes, m.peak_bytes, seconds(m), folded=False, measurements=((1.0, m),))
@@ -175,7 +177,9 @@ class Problem:
             measurements=((1 - weight, short), (weight, long)),
         )
 
-    def compile(self, tasks: Sequence[tuple[str, Configuration, int | None]], options: Sequence[Options]) -> list[Measurement]:
+    def compile(
+        self, tasks: Sequence[tuple[str, Configuration, int | None]], options: Sequence[Options]
+    ) -> list[Measurement]:
         """Full compiles of the whole step, two at a time."""
         programs = []
         for name, configuration, _ in tasks:

@@ -1,0 +1,152 @@
+"""`plan` and `frontier`: a workload, a target and a budget -> the cheapest checkpointing that fits.
+
+The work is done by `planning.Search`; what it measured for one budget is kept with the workload and serves the next.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
+from rematplan.budgets import budget_bytes
+from rematplan.errors import InfeasibleBudget
+from rematplan.program.graph import Nesting
+from rematplan.records import Frontier, FrontierPoint, Row
+from rematplan.report.run import versions
+from rematplan.search.planning import Found, Search
+from rematplan.target.measurement import Measurement, Source
+from rematplan.target.target import Target, resolve
+from rematplan.workload import Workload
+
+__all__ = ["frontier", "plan"]
+
+Progress = Callable[[str], None]
+_SEARCHES: weakref.WeakKeyDictionary[Workload, dict[str, Search]] = weakref.WeakKeyDictionary()
+
+
+def plan(work: Workload, *, budget: str | int, target: str | Target, progress: Progress | None = None) -> Plan:
+    """The cheapest checkpointing found that fits the budget, as the target's compiler measures it.
+
+    Args:
+      budget: device memory for the whole step, per device: bytes, "12GiB", "12GB", or "80%" of what the target's compiler
+        sees.
+      target: a name such as "tpu-v5e", "gpu-h100" or "cpu".
+      progress: called with a sentence whenever something long begins.
+
+    Raises:
+      InputError: unknown target, missing compiler, a budget that cannot be read or is more than the chip has.
+      InfeasibleBudget: nothing found fits; carries the smallest budget that does and what it consists of.
+    """
+    chosen = resolve(target) if isinstance(target, str) else target
+    limit = budget_bytes(budget, target=chosen)
+    search = _search(work, chosen, progress)
+    return _as_plan(search, search.plan(limit))
+
+
+def frontier(work: Workload, *, target: str | Target, points: int = 6, progress: Progress | None = None) -> Frontier:
+    """Plans from the smallest feasible budget to the fastest found; every point is faster than all that need less.
+
+    Args:
+      points: how many budgets are tried, evenly spaced; at least 2.
+    """
+    chosen = resolve(target) if isinstance(target, str) else target
+    search = _search(work, chosen, progress)
+    fastest = search.plan(None)
+    low, high = search.smallest_bytes(), fastest.best.measurement.required_bytes
+    found = [fastest]
+    for step in range(max(points - 1, 1)):
+        budget = low + (high - low) * step // max(points - 1, 1)
+        try:
+            found.append(search.plan(budget))
+        except InfeasibleBudget as error:  # a prediction that was a little low
+            if step == 0:
+                found.append(search.plan(int(error.minimum_bytes * 1.01)))
+    kept: list[Found] = []
+    for f in sorted(found, key=lambda f: (f.best.measurement.required_bytes, f.best.measurement.seconds or 0.0)):
+        if not kept or _seconds(f) < _seconds(kept[-1]):
+            kept.append(f)
+    made = [
+        FrontierPoint(f.best.measurement.required_bytes, f.best.measurement, _as_plan(search, f).to_json())
+        for f in kept
+    ]
+    return Frontier(chosen.name, tuple(made), _rows(search))
+
+
+def _search(work: Workload, target: Target, progress: Progress | None) -> Search:
+    say = progress or (lambda _message: None)
+    known = _SEARCHES.setdefault(work, {})
+    if target.name not in known:
+        known[target.name] = Search(work, target, progress=say)
+    known[target.name].problem.say = say
+    return known[target.name]
+
+
+def _seconds(found: Found) -> float:
+    seconds = found.best.measurement.seconds
+    return seconds if seconds is not None else float("inf")
+
+
+def _as_plan(search: Search, found: Found) -> Plan:
+    traced = search.problem.traced
+    regions, loops = describe(
+        found.best.candidate.configuration, traced.graph, {i: body.graph for i, body in traced.bodies.items()}
+    )
+    return Plan(
+        regions=regions,
+        loops=loops,
+        fingerprint=traced.graph.fingerprint,
+        modules=module_fingerprints(traced.graph),
+        shapes=shapes_fingerprint(traced.graph),
+        name=search.problem.work.name,
+        target=search.target.name,
+        budget_bytes=found.budget_bytes,
+        status="fits",
+        predicted=found.best.predicted,
+        measured=_figures(found.best.measurement),
+        baselines=tuple(row.to_json() for row in _rows(search)),
+        bound={
+            "seconds": found.bound_seconds,
+            "basis": "the chain of blocks with the measured menus and prices, solved exactly; what these menus do not hold "
+            "is not covered",
+        },
+        notes=_notes(search, found),
+        versions=versions(),
+        measurement=found.best.measurement,
+    )
+
+
+def _figures(measurement: Measurement) -> dict[str, Any]:
+    """The figures of a plan file: all but the timeline, which is as long as the program."""
+    return {k: v for k, v in measurement.to_json().items() if k != "timeline"}
+
+
+def _rows(search: Search) -> tuple[Row, ...]:
+    rows = []
+    for candidate, figures in search.hand_written_rows():
+        measurement = figures.measurements[-1][1]
+        note = "extrapolated from programs with repeated blocks cut out" if figures.folded else ""
+        if figures.folded:
+            measurement = replace(
+                measurement,
+                source=Source.PREDICTED,
+                required_bytes=figures.required_bytes,
+                peak_bytes=figures.peak_bytes,
+                seconds=figures.seconds,
+            )
+        rows.append(Row(candidate.name, replace(measurement, seconds=figures.seconds), note))
+    return tuple(rows)
+
+
+def _notes(search: Search, found: Found) -> tuple[str, ...]:
+    notes = [f"chosen: {found.best.candidate.name}"]
+    spent = found.search
+    notes.append(
+        f"searched {spent['total_seconds']:.0f} s in all: {spent['total_probes']} probes, {spent['total_compiles']} compiles"
+    )
+    for op in search.problem.graph.operations:
+        if op.subprogram is not None and op.subprogram.kind is Nesting.REGION:
+            notes.append(f"kept the model's own checkpoint region in {op.module or 'the function'} ({op.location})")
+    return tuple(notes)

@@ -1,0 +1,308 @@
+"""The search: measure candidates cheaply, mix them, compile the best whole, correct, confirm.
+
+Comes in: a workload, a target and budgets. Goes out: plans that the target's compiler says fit. Everything measured for
+one budget serves the next. Does not know how candidates are made, chains solved or programs compiled.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rematplan.errors import CompilerError, InfeasibleBudget
+from rematplan.search.candidates import Candidate, hand_written, in_loops, over_chain
+from rematplan.search.mixing import Priced, mixes
+from rematplan.search.prices import Prices
+from rematplan.search.problem import Figures, Problem, Progress
+from rematplan.target.compiler import Method, Options, Rematerialization
+from rematplan.target.measurement import Measurement
+from rematplan.target.target import Kind, Target
+from rematplan.units import format_bytes
+from rematplan.workload import Workload
+
+# Probes cost in proportion to the program; a compile costs a fixed time and more. So many operations may be probed in
+# all, between so many probes.
+PROBED_OPERATIONS = 20_000
+PROBES = (22, 60)
+PROBES_PER_BUDGET = 8  # even when the others are spent
+LEVELS = 7
+# Mixtures that are compiled beside uniform candidates, at most.
+MIXES = 3
+MIX_ROUNDS = 3
+# A candidate predicted to be this much faster than the best compiled one is worth a compile.
+WORTH_COMPILING = 0.995
+# Seconds within this are a tie, which the smaller program wins.
+TIE = 1.002
+# Predictions this far above the budget are still compiled when nothing predicted to fit is left.
+NEARLY = 1.03
+MOST_COMPILES = 6
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A candidate and the compiler's figures for it at one budget."""
+
+    candidate: Candidate
+    predicted: dict[str, Any]
+    measurement: Measurement
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the search found for one budget.
+
+    Attributes:
+      best: the plan.
+      others: what else was compiled for this budget.
+      bound_seconds: least seconds by the chain's prices under this budget; None without a chain.
+      search: what it took: seconds, probes, compiles.
+    """
+
+    budget_bytes: int
+    best: Compiled
+    others: tuple[Compiled, ...]
+    bound_seconds: float | None
+    search: dict[str, Any]
+
+
+class Search:
+    """Finds plans for one workload on one target."""
+
+    def __init__(self, work: Workload, target: Target, *, progress: Progress):
+        self.started = time.monotonic()
+        self.problem = Problem(work, target, progress=progress)
+        self.target = target
+        self.prices = Prices(target)
+        self.measured: dict[Any, Priced] = {}
+        self.plain: Figures | None = None
+        self.compiled: dict[tuple[Any, int | None], Compiled] = {}
+        most = PROBED_OPERATIONS // max(len(self.problem.graph.operations), 1)
+        self.probes_left = min(max(most, PROBES[0]), PROBES[1])
+        self._over_chain = over_chain(self.problem, most_levels=LEVELS)
+        self._hand_written = hand_written(self.problem)
+        self._first_wave()
+
+    # measuring cheaply
+
+    def _probe(self, candidates: Sequence[Candidate]) -> None:
+        known = {c.configuration for c in (p.candidate for p in self.measured.values())}
+        fresh: dict[Any, Candidate] = {}
+        for c in candidates:
+            if c.configuration not in known and c.configuration not in fresh:
+                fresh[c.configuration] = c
+        chosen = list(fresh.values())[: max(self.probes_left, 0)]
+        if not chosen:
+            return
+        self.probes_left -= len(chosen)
+        tasks = [(c.name, c.configuration, c.period) for c in chosen]
+        for c, figures in zip(chosen, self.problem.figures(tasks, self.prices.seconds), strict=True):
+            self.measured[c.configuration] = Priced(c, figures)
+
+    def _first_wave(self) -> None:
+        """Hand-written configurations, loop bodies, one block a region at every level, other groupings saving nothing."""
+        self._probe([c for c in self._hand_written if not c.compiler_rematerializes])
+        plain = next(c for c in self._hand_written if c.name == "plain")
+        self.plain = self.measured[plain.configuration].figures
+        self._probe(in_loops(self.problem, most_levels=LEVELS))
+        self._probe([c for name, levels in self._over_chain.items() if name == "1 block" for c in levels])
+        self._probe([levels[0] for levels in self._over_chain.values()])
+
+    def _second_wave(self, budget: int) -> None:
+        """The other groupings, at the levels that pay at this budget with one block a region."""
+        by_level = {p.candidate.level: p.figures for p in self.measured.values() if p.candidate.grouping == "1 block"}
+        fitting = [level for level, f in by_level.items() if f.required_bytes <= budget]
+        around = {max(fitting, default=0), max(fitting, default=0) + 1}
+        if fitting:
+            around.add(min(fitting, key=lambda level: by_level[level].seconds))
+        self._probe([c for levels in self._over_chain.values() for c in levels if c.level in around])
+
+    def _seconds(self, priced: Priced) -> float:
+        """Seconds by the newest prices: every full compile teaches some."""
+        return sum(w * self.prices.seconds(m) for w, m in priced.figures.measurements)
+
+    def _repriced(self) -> list[Priced]:
+        found = [replace(p, figures=replace(p.figures, seconds=self._seconds(p))) for p in self.measured.values()]
+        self.measured = {p.candidate.configuration: p for p in found}
+        return found
+
+    # one budget
+
+    def plan(self, budget: int | None) -> Found:
+        """The cheapest plan found that fits; without a budget, the fastest.
+
+        Raises:
+          InfeasibleBudget: nothing found fits.
+        """
+        limit = budget if budget is not None else self.target.memory_bytes
+        begun = (time.monotonic(), self.problem.probes, self.problem.compiles)
+        self.probes_left = max(self.probes_left, PROBES_PER_BUDGET + MIXES * MIX_ROUNDS)
+        self._second_wave(limit if limit is not None else 1 << 62)
+        tried: dict[Any, Compiled] = {}
+        bound: float | None = None
+        for _ in range(MOST_COMPILES):
+            ranked, bound = self._ranked(limit, tried)
+            best = _best(tried)
+            todo = [r for r in ranked if r[0].configuration not in tried]
+            todo = [r for r in todo if best is None or r[1] < WORTH_COMPILING * _time(best.measurement)]
+            todo = todo[: 2 if len(tried) + 2 <= MOST_COMPILES else 1]
+            if not todo or len(tried) >= MOST_COMPILES:
+                break
+            for compiled in self._compile(todo, limit):
+                tried[compiled.candidate.configuration] = compiled
+        best = _best(tried)
+        if best is None:
+            raise self._infeasible(limit, tried)
+        seconds, probes, compiles = begun
+        spent = {
+            "seconds": time.monotonic() - seconds if self.compiled else 0.0,
+            "probes": self.problem.probes - probes,
+            "compiles": self.problem.compiles - compiles,
+            "total_seconds": time.monotonic() - self.started,
+            "total_probes": self.problem.probes,
+            "total_compiles": self.problem.compiles,
+        }
+        others = tuple(c for c in tried.values() if c is not best)
+        return Found(limit or best.measurement.required_bytes, best, others, bound, spent)
+
+    def _ranked(
+        self, limit: int | None, tried: dict[Any, Compiled]
+    ) -> tuple[list[tuple[Candidate, float, dict[str, Any]]], float | None]:
+        """Candidates predicted to fit, fastest first, with the seconds and figures predicted for them.
+
+        Where nothing is predicted to fit and nothing that was compiled does, the nearest misses are given.
+        """
+        priced = self._repriced()
+        plain = next(p.figures for p in priced if p.candidate.name == "plain")
+        most = limit if limit is not None else 1 << 62
+        margin = _margins(tried, most)
+        rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in priced]
+        bound = self._mix(plain, priced, most)
+        rows += [
+            (p.candidate, p.figures.seconds, _predicted(p.figures))
+            for p in self.measured.values()
+            if p.candidate.grouping == "mixed" and all(p.candidate is not c for c, _, _ in rows)
+        ]
+        need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)  # noqa: E731
+        fitting = [r for r in rows if need(r) <= most]
+        if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):
+            fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
+        return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), bound
+
+    def _mix(self, plain: Figures, priced: Sequence[Priced], budget: int) -> float | None:
+        """Probes the chain's fastest mixtures; where they need more than it said, asks it again for so much less.
+
+        Returns:
+          The chain's least seconds under the budget; None if it has no selection that fits.
+        """
+        uniform = [p for p in priced if p.candidate.grouping != "mixed"]
+        room, bound = budget, None
+        for _ in range(MIX_ROUNDS):
+            mixed = mixes(self.problem, plain, uniform, budget_bytes=room, count=MIXES)
+            if not mixed:
+                break
+            bound = bound if bound is not None else min(m.bound_seconds for m in mixed)
+            self._probe([m.candidate for m in mixed])
+            probed = [(m, self.measured.get(m.candidate.configuration)) for m in mixed]
+            over = [p.figures.required_bytes - m.predicted_bytes for m, p in probed if p is not None]
+            if not over or any(p is not None and p.figures.required_bytes <= budget for _, p in probed):
+                break
+            room = min(room, budget) - max(min(over), 1)
+        return bound
+
+    def _compile(self, todo: list[tuple[Candidate, float, dict[str, Any]]], limit: int | None) -> list[Compiled]:
+        options = [Options(method=Method.COMPILE, limit_bytes=limit) for _ in todo]
+        tasks = [(c.name, c.configuration, c.period) for c, _, _ in todo]
+        measurements = self.problem.compile(tasks, options)
+        done = []
+        for (candidate, _, predicted), m in zip(todo, measurements, strict=True):
+            self.prices.learn(m)
+            compiled = Compiled(candidate, predicted, _with_fit(m, limit))
+            self.compiled[candidate.configuration, limit] = compiled
+            done.append(compiled)
+        return done
+
+    def _infeasible(self, limit: int | None, tried: dict[Any, Compiled]) -> InfeasibleBudget:
+        """The smallest need among everything measured, and what it consists of."""
+        rows = [(p.figures.required_bytes, p.candidate, p.figures.measurements[-1][1]) for p in self.measured.values()]
+        smallest, candidate, m = min(rows, key=lambda r: r[0])
+        compiled = [c.measurement for c in tried.values() if c.candidate.configuration == candidate.configuration]
+        if compiled:
+            smallest, m = compiled[0].required_bytes, compiled[0]
+        parts = {
+            "arguments": m.argument_bytes,
+            "outputs": m.output_bytes - m.alias_bytes,
+            "kept and temporary": max(smallest - m.argument_bytes - m.output_bytes + m.alias_bytes - m.code_bytes, 0),
+            "code": m.code_bytes,
+        }
+        listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
+        message = (
+            f"the budget of {format_bytes(limit or 0)} cannot be met on {self.target.name}: the smallest plan found "
+            f"({candidate.name}) needs {format_bytes(smallest)} ({listed}). Raise the budget to that, cut the batch, or shard."
+        )
+        return InfeasibleBudget(message, minimum_bytes=smallest, parts=parts)
+
+    def hand_written_rows(self) -> list[tuple[Candidate, Figures]]:
+        """Figures of every hand-written configuration, as far as measured."""
+        rows = []
+        for c in self._hand_written:
+            priced = self.measured.get(c.configuration)
+            if priced is not None and not c.compiler_rematerializes:
+                rows.append((c, replace(priced.figures, seconds=self._seconds(priced))))
+        return rows
+
+    def smallest_bytes(self) -> int:
+        """The least that any measured candidate needs."""
+        return min(p.figures.required_bytes for p in self.measured.values())
+
+    def confirm(self, found: Found) -> Measurement | None:
+        """Compiles the plan under the compiler's default options; None where that is what was done already."""
+        if self.target.kind is not Kind.TPU:
+            return None
+        options = Options(method=Method.COMPILE, rematerialization=Rematerialization.ON)
+        candidate = found.best.candidate
+        try:
+            return self.problem.compile([(candidate.name, candidate.configuration, None)], [options])[0]
+        except CompilerError:
+            return None
+
+
+def _margins(tried: dict[Any, Compiled], budget: int) -> dict[str, int]:
+    """By grouping: bytes that programs of that kind need beyond what was predicted, where one did not fit."""
+    margins: dict[str, int] = {}
+    for c in tried.values():
+        if c.measurement.fits_limit is False:
+            short = budget - int(c.predicted["required_bytes"]) + 1
+            margins[c.candidate.grouping] = max(margins.get(c.candidate.grouping, 0), short)
+    return margins
+
+
+def _time(m: Measurement) -> float:
+    return m.seconds if m.seconds is not None else float("inf")
+
+
+def _best(tried: dict[Any, Compiled]) -> Compiled | None:
+    """The fastest that fits; of ties the smallest."""
+    fitting = [c for c in tried.values() if c.measurement.fits_limit is not False]
+    if not fitting:
+        return None
+    fastest = min(_time(c.measurement) for c in fitting)
+    return min(
+        (c for c in fitting if _time(c.measurement) <= TIE * fastest), key=lambda c: c.measurement.required_bytes
+    )
+
+
+def _with_fit(m: Measurement, limit: int | None) -> Measurement:
+    if m.fits_limit is not None or limit is None:
+        return m
+    return replace(m, limit_bytes=limit, fits_limit=m.required_bytes <= limit)
+
+
+def _predicted(figures: Figures) -> dict[str, Any]:
+    return {
+        "required_bytes": figures.required_bytes,
+        "peak_bytes": figures.peak_bytes,
+        "seconds": figures.seconds,
+        "source": "predicted from programs with repeated blocks cut out" if figures.folded else "probed",
+    }
