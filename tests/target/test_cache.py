@@ -53,7 +53,9 @@ def test_round_trip(tmp_path):
     assert [path.name for path in (tmp_path / "new" / "folder").iterdir()] == ["k.json"]
 
 
-@pytest.mark.parametrize("content", ["", "{", "null", "[1]", "{}", '{"timeline": {}}', '{"timeline": null, "source": "run"}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "null", "[1]", "{}", '{"timeline": {}}', '{"timeline": null, "source": "run"}']
+)
 def test_damaged_entries_count_as_absent(tmp_path, content):
     cache = Cache(tmp_path)
     (tmp_path / "k.json").write_text(content)

@@ -46,7 +46,9 @@ def test_loops_count_as_often_as_they_run():
 )
 def test_operations_as_xla_counts_them(function, shapes):
     program = compiled(function, *shapes)
-    assert program_cost(parse(program.as_text()), CPU).flops == pytest.approx(program.cost_analysis()["flops"], rel=0.02)
+    assert program_cost(parse(program.as_text()), CPU).flops == pytest.approx(
+        program.cost_analysis()["flops"], rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +68,9 @@ def test_convolutions_as_xla_counts_them(arguments):
         (2, 14, 15, 16),
         (3, 5, inputs, 32),
     )
-    assert program_cost(parse(program.as_text()), CPU).flops == pytest.approx(program.cost_analysis()["flops"], rel=1e-3)
+    assert program_cost(parse(program.as_text()), CPU).flops == pytest.approx(
+        program.cost_analysis()["flops"], rel=1e-3
+    )
 
 
 def test_scanned_and_unrolled_programs_cost_the_same_products():
@@ -145,11 +149,15 @@ def renamed(text):
 def test_fingerprints_do_not_depend_on_names_and_metadata():
     one = {c.fingerprint for c in program_cost(parse(CHAIN), V5E).instructions}
     assert {c.fingerprint for c in program_cost(parse(renamed(CHAIN)), V5E).instructions} == one
-    assert {c.fingerprint for c in program_cost(parse(CHAIN.replace("512,512", "512,256")), V5E).instructions}.isdisjoint(one)
+    assert {
+        c.fingerprint for c in program_cost(parse(CHAIN.replace("512,512", "512,256")), V5E).instructions
+    }.isdisjoint(one)
 
 
 def test_memory_spaces_change_the_fingerprint_but_not_what_is_similar():
     here = program_cost(parse(CHAIN), V5E).instructions
-    moved = program_cost(parse(CHAIN.replace("%b = f32[512,512]{1,0}", "%b = f32[512,512]{1,0:S(1)}")), V5E).instructions
+    moved = program_cost(
+        parse(CHAIN.replace("%b = f32[512,512]{1,0}", "%b = f32[512,512]{1,0:S(1)}")), V5E
+    ).instructions
     assert {c.fingerprint for c in here} != {c.fingerprint for c in moved}
     assert {c.similar for c in here} == {c.similar for c in moved}

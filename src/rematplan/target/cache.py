@@ -1,8 +1,9 @@
 """Measurements on disk, so that nothing is compiled twice.
 
-Comes in: a key (a hash of everything that a result depends on) and a measurement. Goes out: the measurement again, or None.
-Entries are written to a temporary file and moved into place, so that several processes may share a folder. A folder that
-cannot be written is used for reading only, after one warning; an entry that cannot be read counts as absent.
+Comes in: a key (a hash of everything that a result depends on) and a measurement. Goes out: the measurement again, or
+None. Entries are written to a temporary file and moved into place, so that several processes may share a folder. A
+folder that cannot be written is used for reading only, after one warning; an entry that cannot be read counts as
+absent.
 
     cache = Cache.default()
     cache.put(key, measurement)
@@ -22,7 +23,7 @@ from typing import Any
 from rematplan.target.measurement import Measurement, decode, encode
 
 # bump when the meaning of a figure changes, so that older entries are no longer found
-FORMAT = 1
+FORMAT = 2
 _DISABLED = ("", "0", "off", "none")
 
 
@@ -69,17 +70,19 @@ class Cache:
         """Write a JSON document, whole or not at all."""
         if self.folder is None or not self._writable:
             return
-        temporary = None
+        temporary: Path | None = None
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=self.folder, suffix=".part", delete=False) as file:
-                temporary = file.name
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=self.folder, suffix=".part", delete=False
+            ) as file:
+                temporary = Path(file.name)
                 json.dump(document, file)
-            os.replace(temporary, self.folder / name)
+            temporary.replace(self.folder / name)
         except OSError as error:
             self._writable = False
-            if temporary is not None and os.path.exists(temporary):
-                os.unlink(temporary)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
             warnings.warn(
                 f"cannot write the cache folder {self.folder} ({error.strerror}); going on without it. "
                 "Set REMATPLAN_CACHE to another folder, or to off.",

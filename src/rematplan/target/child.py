@@ -1,8 +1,8 @@
 """The compile child: a process that compiles programs for absent devices, one after another, until its parent ends.
 
-Comes in: one JSON document a line on standard input, made by `workers.py`. Goes out: one JSON document a line on what was
-standard output when the process started. The environment (which compiler, which flags) is complete before this file is
-run; `python -m rematplan.target.child` is not meant to be started by hand.
+Comes in: one JSON document a line on standard input, made by `workers.py`. Goes out: one JSON document a line on what
+was standard output when the process started. The environment (which compiler, which flags) is complete before this
+file is run; `python -m rematplan.target.child` is not meant to be started by hand.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         from rematplan.target.backends import measure
 
         return {"measurement": encode(measure(request))}
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever happens here is for the parent to tell
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 
 

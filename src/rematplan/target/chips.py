@@ -1,7 +1,7 @@
 """Data-sheet facts of chips, read from `chips.toml`. Plain data; knows neither JAX nor compilers.
 
-    chip = chips()["tpu-v5e"]
-    chip.bandwidth, chip.peak("bf16")
+chip = chips()["tpu-v5e"]
+chip.bandwidth, chip.peak("bf16")
 """
 
 from __future__ import annotations

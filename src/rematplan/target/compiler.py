@@ -1,14 +1,14 @@
 """Programs and their measurements: the one door to compilers.
 
-Comes in: a function of flat arrays, or a `Program` that was lowered from one. Goes out: a `Measurement`. The caller's process
-lowers to StableHLO text; children compile that text (see `workers.py`), so that the caller never loads a TPU or GPU compiler,
-closures need no pickling, and a compiler crash loses nothing. Results are cached on disk.
+Comes in: a function of flat arrays, or a `Program` that was lowered from one. Goes out: a `Measurement`. The caller's
+process lowers to StableHLO text; children compile that text (see `workers.py`), so that the caller never loads a TPU
+or GPU compiler, closures need no pickling, and a compiler crash loses nothing. Results are cached on disk.
 
     target = resolve("tpu-v5e")
     program = lower(step, leaves, target=target)
     probe = measure(program, target=target, method=Method.PROBE)           # seconds: memory, no cycles
-    full = measure(program, target=target, limit_bytes=600 << 20)          # tens of seconds: memory, cycles, fits or not
-    many = measure_many([(p, Options(method=Method.PROBE)) for p in programs], target=target)
+    full = measure(program, target=target, limit_bytes=600 << 20)          # tens of seconds: memory, cycles, fits or
+    not many = measure_many([(p, Options(method=Method.PROBE)) for p in programs], target=target)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a scheduled program costs: operations, bytes, a roofline, and cycles where the compiler gave them.
 
 Comes in: a parsed, scheduled HLO module and a chip. Goes out: totals in which loops count as often as they run, and one
-`InstructionCost` for each kind of instruction. The roofline of an instruction is the larger of its operations by the chip's
-rates and its bytes in HBM by the chip's bandwidth; only the touched part of sliced and updated operands counts.
+`InstructionCost` for each kind of instruction. The roofline of an instruction is the larger of its operations by the
+chip's rates and its bytes in HBM by the chip's bandwidth; only the touched part of sliced and updated operands counts.
 
     cost = program_cost(parse(text), chip)
     cost.flops, cost.roofline_seconds, cost.instructions

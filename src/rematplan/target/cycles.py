@@ -1,9 +1,9 @@
 """Cycles of a program that was only probed, from programs like it that were compiled in full.
 
-A full TPU compile takes ten times as long as a probe, and only it says how many cycles each fusion takes. But a fusion takes
-the same cycles in every program, and variants of one model (more saved here, a region there) share most fusions. So a
-`CycleTable` learns cycles by fingerprint from full measurements and adds them up along a probe's schedule; fusions it has
-not met get the cycles of similar ones, or a roofline calibrated on all that it knows.
+A full TPU compile takes ten times as long as a probe, and only it says how many cycles each fusion takes. But a
+fusion takes the same cycles in every program, and variants of one model (more saved here, a region there) share most
+fusions. So a `CycleTable` learns cycles by fingerprint from full measurements and adds them up along a probe's
+schedule; fusions it has not met get the cycles of similar ones, or a roofline calibrated on all that it knows.
 
     table = CycleTable.load(cache, target)
     table.add(full_measurement.costs)

@@ -1,7 +1,8 @@
 """Fingerprints of scheduled instructions: equal for instructions that do the same thing in whatever program.
 
-Comes in: instructions of a parsed HLO module. Goes out: short hashes that depend on operation, shapes, layouts and the fused
-computation, not on names, metadata, back-end configuration or the order in which independent lines are written.
+Comes in: instructions of a parsed HLO module. Goes out: short hashes that depend on operation, shapes, layouts and
+the fused computation, not on names, metadata, back-end configuration or the order in which independent lines are
+written.
 """
 
 from __future__ import annotations

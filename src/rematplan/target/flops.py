@@ -1,8 +1,8 @@
-"""How many operations a scheduled instruction performs: matrix products and convolutions exactly, the rest one an element.
+"""How many operations a scheduled instruction performs: products exactly, the rest one an element.
 
 Comes in: instructions of a parsed HLO module. Goes out: operations, those of matrix units by operand type. XLA's own
-`cost_analysis` counts the same way (transcendental functions as none), but it counts a loop's body once, is not there for
-a probe, and gives nothing for library calls on GPU.
+`cost_analysis` counts the same way (transcendental functions as none), but it counts a loop's body once, is not there
+for a probe, and gives nothing for library calls on GPU.
 
     counter = OperationCounter(module)
     matrix, vector = counter.operations(instruction)
@@ -20,7 +20,8 @@ from rematplan.target.hlo import Instruction, Leaf, Module, dtype_bits
 # no arithmetic of their own
 FREE = frozenset(
     {
-        "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "optimization-barrier", "opt-barrier",
+        "parameter", "constant", "bitcast", "tuple", "get-tuple-element", "after-all", "optimization-barrier",
+        "opt-barrier",
         "domain", "add-dependency", "partition-id", "replica-id", "while", "call", "conditional",
     }
 )  # fmt: skip
@@ -32,7 +33,8 @@ _MOVES = frozenset(
 )  # fmt: skip
 _TRANSCENDENTAL = frozenset(
     {
-        "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "tanh", "tan", "sine", "cosine", "sqrt",
+        "exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "tanh", "tan", "sine", "cosine",
+        "sqrt",
         "rsqrt", "cbrt", "power", "atan2", "erf",
     }
 )  # fmt: skip
@@ -76,7 +78,9 @@ class OperationCounter:
         library = instruction.attribute("custom_call_target") or ""
         if "$convForward" in library:
             return {_rate_dtype(lhs, rhs): convolution_flops(instruction.attributes, lhs, rhs, result)}
-        if "$convBackwardFilter" in library:  # (input, output's cotangent) -> filter's; labels are those of the forward call
+        if (
+            "$convBackwardFilter" in library
+        ):  # (input, output's cotangent) -> filter's; labels are those of the forward call
             return {_rate_dtype(lhs, rhs): convolution_flops(instruction.attributes, lhs, result, rhs)}
         if "$convBackwardInput" in library:
             return {_rate_dtype(lhs, rhs): convolution_flops(instruction.attributes, result, rhs, lhs)}
@@ -135,8 +139,8 @@ def _rate_dtype(lhs: Leaf, rhs: Leaf) -> str:
 def convolution_flops(attributes: str, lhs: Leaf, rhs: Leaf, result: Leaf) -> float:
     """Multiplications and additions of a convolution, positions in the padding and between dilated elements left out.
 
-    The TPU compiler writes every matrix product as a convolution, batch dimensions as dilated spatial ones, so that most
-    window positions multiply nothing.
+    The TPU compiler writes every matrix product as a convolution, batch dimensions as dilated spatial ones, so that
+    most window positions multiply nothing.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", attributes)
     if labels is None:
@@ -161,7 +165,9 @@ def convolution_flops(attributes: str, lhs: Leaf, rhs: Leaf, result: Leaf) -> fl
 
 
 @lru_cache(maxsize=4096)
-def _valid_positions(size: int, stride: int, pad: int, lhs_dilation: int, rhs_dilation: int, input_: int, output: int) -> int:
+def _valid_positions(
+    size: int, stride: int, pad: int, lhs_dilation: int, rhs_dilation: int, input_: int, output: int
+) -> int:
     """Pairs of an output position and a window position that meet an input element."""
     if size == 1 and stride == 1 and pad == 0 and lhs_dilation == 1:
         return output

@@ -1,8 +1,8 @@
 """Scheduled HLO text -> instructions and computations, as plain data.
 
 Comes in: the text of one optimized, scheduled HLO module, from a compiler's dump or from `Compiled.as_text()`. Goes
-out: a `Module`. One pass over the lines; attributes are looked up only when asked for, because most of the text (back-end
-configurations) is never read. Knows nothing of JAX, chips or plans.
+out: a `Module`. One pass over the lines; attributes are looked up only when asked for, because most of the text
+(back-end configurations) is never read. Knows nothing of JAX, chips or plans.
 
     module = parse(text)
     for instruction in module.entry.instructions:
@@ -45,7 +45,9 @@ _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 # frames inside these packages are never the user's own line
 # our own frames stand between the user's and JAX's, except in the built-in models
 _LIBRARY_FRAMES = re.compile(r"/(?:jax|jaxlib|flax)/|/rematplan/(?:program/)?\w+\.py$")
-_MOVES = frozenset({"parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple"})
+_MOVES = frozenset(
+    {"parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple"}
+)
 _MODULE = re.compile(r"~([^~]*)~")  # as program/modules.py marks the path
 
 

@@ -1,7 +1,8 @@
 """The device in this machine: compiled and run here, in the caller's process.
 
-Comes in: a function of flat arrays. Goes out: a `Measurement` whose time was measured, and whose memory is what the compiler
-allocated, or what the device's allocator saw where it keeps count. Nothing is cached: a measured time belongs to its moment.
+Comes in: a function of flat arrays. Goes out: a `Measurement` whose time was measured, and whose memory is what the
+compiler allocated, or what the device's allocator saw where it keeps count. Nothing is cached: a measured time
+belongs to its moment.
 
     measured = measure_here(step, leaves, target=resolve("local"))
 """
@@ -39,8 +40,8 @@ def measure_here(
     """Compile a function for `jax.devices()[0]`, run it a few times, and take the median.
 
     Args:
-      leaves: arrays, used as they are, or shapes, for which arrays are made: zeros for integers, small random numbers else.
-      donated: indices of arguments whose buffers the outputs may reuse.
+      leaves: arrays, used as they are, or shapes, for which arrays are made: zeros for integers, small random numbers
+      else. donated: indices of arguments whose buffers the outputs may reuse.
     """
     import jax
 

@@ -66,14 +66,14 @@ class Measurement(Displayed):
 
     Attributes:
       peak_bytes: live bytes at the peak, arguments and outputs included.
-      required_bytes: what must be free for the program to run: the least limit under which it compiles (TPU: the probe's
-        need + code), or arguments + outputs + temporaries - aliased (CPU, GPU).
+      required_bytes: what must be free for the program to run: the least limit under which it compiles (TPU: the
+        probe's need + code), or arguments + outputs + temporaries - aliased (CPU, GPU).
       cycles: estimated by the compiler, loops multiplied by trip counts; None where it gives none.
-      seconds: from cycles where there are any, else a roofline on the scheduled program (`sources["seconds"]` says which:
-        "cycles", "roofline" or "run").
+      seconds: from cycles where there are any, else a roofline on the scheduled program; `sources["seconds"]` says
+        which: "cycles", "roofline" or "run".
       sources: figure name -> "probed", "compiled", "run", or for seconds as above.
       fits_limit: whether it compiled under the limit that was asked for; None if no limit was asked for.
-      costs: cost by kind of instruction, from which `cost.CycleTable` learns; `to_json` leaves it out.
+      costs: cost by kind of instruction, from which `cycles.CycleTable` learns; `to_json` leaves it out.
     """
 
     KIND = "measure"

@@ -1,7 +1,7 @@
 """Names of targets -> what to compile for.
 
-Comes in: `"tpu-v5e"`, `"tpu-v5e:4x4"`, `"gpu-h100"`, `"gpu-h100:8"`, `"cpu"` or `"local"`. Goes out: a `Target`. Whether a
-compiler is installed is looked up without loading it: the process of the caller never loads a TPU or GPU compiler.
+Comes in: `"tpu-v5e"`, `"tpu-v5e:4x4"`, `"gpu-h100"`, `"gpu-h100:8"`, `"cpu"` or `"local"`. Goes out: a `Target`.
+Whether a compiler is installed is looked up without loading it: the caller's process never loads a TPU or GPU compiler.
 
     target = resolve("tpu-v5e")
     target.memory_bytes, target.platform

@@ -1,8 +1,8 @@
 """Live bytes along a scheduled program, and the buffers that are live at the peak.
 
 Comes in: a parsed HLO module. Goes out: a `Timeline` and its peak. Every value of the schedule is a buffer from the
-instruction that makes it to the last one that reads it, through tuples, bitcasts, asynchronous pairs and loops; loops and
-calls add the peak of their body. Two rules imitate the compiler's buffer assignment: arguments and outputs are held
+instruction that makes it to the last one that reads it, through tuples, bitcasts, asynchronous pairs and loops; loops
+and calls add the peak of their body. Two rules imitate the compiler's buffer assignment: arguments and outputs are held
 throughout, and an element-wise instruction writes over an operand of the same size that dies there.
 
     peak_bytes, timeline = live_ranges(parse(text))
@@ -161,7 +161,7 @@ def _finished(instruction: Instruction, started: dict[Path, _Range]) -> dict[Pat
 def _started(
     ranges: _Ranges, index: int, instruction: Instruction, operands: list[dict[Path, _Range]]
 ) -> dict[Path, _Range]:
-    """An asynchronous start returns its source and a new destination: (to, from, ...) for copies, ((from), to, ...) else."""
+    """A start returns its source and a new destination: (to, from, ...) for copies, ((from), to, ...) otherwise."""
     sources = [b for operand in operands for b in operand.values()]
     is_copy = instruction.opcode == "copy-start"
     value: dict[Path, _Range] = {}
@@ -219,7 +219,7 @@ def _updates_in_place(instruction: Instruction) -> bool:
 
 
 def _hold_outputs(module: Module, computation: Computation, ranges: _Ranges, is_entry: bool) -> None:
-    """Arguments, constants and outputs of the entry are allocated for the whole run; loop state belongs to the caller."""
+    """Arguments, constants and outputs of the entry are held for the whole run; loop state belongs to the caller."""
     end = len(computation.instructions)
     for path, output in ranges.values.get(computation.root.name, {}).items():
         output.end = end
@@ -249,7 +249,7 @@ def _write_in_place(computation: Computation, ranges: _Ranges) -> None:
                 if b.kind == "temporary" and b.end == index and b.start < index and b not in dying:
                     dying.append(b)
         for made in ranges.values[instruction.name].values():
-            if made.start != index and made.kind != "output" or made.maker is not instruction:
+            if (made.start != index and made.kind != "output") or made.maker is not instruction:
                 continue
             reused = next((b for b in dying if b.bytes == made.bytes and b.leaf.space == made.leaf.space), None)
             if reused is not None:
@@ -277,7 +277,7 @@ def _peak(count: int, ranges: _Ranges, space: int) -> _Peak:
 
 
 def _thinned(series: tuple[int, ...]) -> list[int]:
-    """Positions of at most `LIMIT` points: all, or first, last and the extremes of equal stretches, so that peaks stay."""
+    """Positions of at most `LIMIT` points: all, or first, last and the extremes of equal stretches, so peaks stay."""
     if len(series) <= LIMIT:
         return list(range(len(series)))
     stretches = LIMIT // 2 - 1

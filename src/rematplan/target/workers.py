@@ -1,7 +1,7 @@
 """Compile children, seen from the parent: started once, reused, replaced when they crash, ended with the parent.
 
-Comes in: requests as JSON-ready dictionaries. Goes out: answers, or a `CompilerError` that names the cause. Knows nothing of
-programs or measurements; `child.py` is the other end of the pipes.
+Comes in: requests as JSON-ready dictionaries. Goes out: answers, or a `CompilerError` that names the cause. Knows
+nothing of programs or measurements; `child.py` is the other end of the pipes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Child:
     """One compile child. Not thread-safe: whoever holds it sends one request at a time."""
 
     def __init__(self, kind: Kind):
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the child
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rematplan.target.child"],
             stdin=subprocess.PIPE,
@@ -63,6 +63,16 @@ class Child:
             stderr=self._errors,
             env=child_environment(kind),
         )
+
+    @property
+    def _stdin(self) -> IO[bytes]:
+        assert self._process.stdin is not None  # asked for as a pipe
+        return self._process.stdin
+
+    @property
+    def _stdout(self) -> IO[bytes]:
+        assert self._process.stdout is not None
+        return self._process.stdout
 
     @property
     def pid(self) -> int:
@@ -74,11 +84,10 @@ class Child:
 
     def request(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises CompilerError if the child ends before it answers."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps(payload).encode() + b"\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
+            self._stdin.write(json.dumps(payload).encode() + b"\n")
+            self._stdin.flush()
+            line = self._stdout.readline()
         except (BrokenPipeError, ValueError):  # ValueError: closed by another thread
             line = b""
         if not line.endswith(b"\n"):
@@ -89,10 +98,9 @@ class Child:
         """End the child, whatever it is doing."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError, ValueError):  # bytes that can no longer be delivered
-                    pipe.close()
+        for pipe in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError, ValueError):  # bytes that can no longer be delivered
+                pipe.close()
         self._errors.close()
 
     def _cause_of_death(self) -> str:
@@ -112,7 +120,7 @@ class Child:
             lines = []
         said = "\n".join(line for line in lines if line.strip())
         tail = "\n".join(said.splitlines()[-_LAST_LINES:])
-        message = f"the compiler process ended with {cause}; other results are not affected, and it is started anew when needed."
+        message = f"the compiler process ended with {cause}; other results are kept, and it is started anew."
         return f"{message} It last said:\n{tail}" if tail else message
 
 

@@ -1,0 +1,235 @@
+"""Probe and full compile of a TPU program, with no TPU in the machine. Runs only inside a compile child.
+
+Comes in: a compile function that takes compiler options. Goes out: a `Measurement`.
+
+What must be free for a program is not its peak of live bytes: buffers do not pack perfectly, and the code lies in the
+same memory. The compiler accepts a limit when it holds what the buffer assignment needs, plus the code. The probe
+reads the first from the compiler's report; the second is known after a full compile near the limit, and estimated
+before.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rematplan.target.chips import Chip
+from rematplan.target.cost import program_cost
+from rematplan.target.fingerprint import Fingerprinter
+from rematplan.target.flops import FREE, OperationCounter
+from rematplan.target.hlo import Module, executions, parse
+from rematplan.target.measurement import Measurement, Source
+from rematplan.target.timeline import live_ranges
+
+_MIB = 1 << 20
+# no instruction is this large, so the compiler's own rematerialization finds nothing to do
+_REMATERIALIZATION_OFF = {"xla_tpu_rematerialization_min_size_in_bytes": 1 << 40}
+_NEED = re.compile(r"Memory Space: default.*\nTotal bytes: (\d+)")
+_OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "HLO temporaries")
+_USED = re.compile(r"Used ([\d.]+)([KMG]) of [\d.]+[KMG] hbm")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# the compiler's report leaves out the padding of small arguments and outputs: up to 30 KB seen
+_SLACK_BYTES = 1 << 16
+# Code near a memory limit, libtpu 0.0.52, fitted on six programs (multilayer perceptrons in float32, transformers in
+# bfloat16) within 0.5 MiB each: a fixed part, and one for each distinct kind of fusion; identical ones share their
+# code.
+_FIXED_CODE_BYTES = 1 << 20
+_CODE_BYTES_BY_PRODUCT_DTYPE = {"f32": 650 << 10}
+_CODE_BYTES_OF_PRODUCT = 470 << 10
+_CODE_BYTES_OF_FUSION = 125 << 10
+
+Compile = Callable[[dict[str, Any]], Any]
+
+
+@dataclass(frozen=True)
+class _Need:
+    """Arguments + outputs + temporaries with what is lost between buffers, and the schedule that was probed."""
+
+    bytes: int
+    module: Module
+
+
+def measure(
+    compile_: Compile,
+    *,
+    target: str,
+    chip: Chip,
+    argument_bytes: int,
+    output_bytes: int,
+    full: bool,
+    limit_bytes: int | None,
+    own_rematerialization: bool,
+) -> Measurement:
+    """Probe a program and, if asked, compile it in full.
+
+    Args:
+      compile_: compiles the program under these compiler options; raises what the compiler raises.
+      limit_bytes: HBM that a full compile may use.
+      own_rematerialization: let the compiler rematerialize by itself in a full compile.
+    """
+    need = _probe(compile_, argument_bytes + output_bytes)
+    probe = _measurement(need.module, need.bytes, target, chip, argument_bytes, output_bytes)
+    if not full:
+        fits = None if limit_bytes is None else probe.required_bytes <= limit_bytes
+        return replace(probe, limit_bytes=limit_bytes, fits_limit=fits)
+    options: dict[str, Any] = {} if own_rematerialization else dict(_REMATERIALIZATION_OFF)
+    if limit_bytes is not None:
+        options["xla_tpu_max_hbm_size_mib"] = limit_bytes // _MIB
+    try:
+        executable = compile_(options)
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _refused(probe, error, limit_bytes)
+    return _compiled(probe, need, executable, chip, limit_bytes, own_rematerialization)
+
+
+def _probe(compile_: Compile, held_bytes: int) -> _Need:
+    """Schedule and buffers of a program, without generating its code.
+
+    The compiler is told that HBM is only as large as arguments + outputs: it schedules and assigns buffers as usual,
+    finds that it does not fit, dumps its report, and stops. A smaller limit would distort the schedule.
+    """
+    with tempfile.TemporaryDirectory(prefix="rematplan-probe-") as folder:
+        options = {**_REMATERIALIZATION_OFF, "xla_tpu_max_hbm_size_mib": held_bytes // _MIB, "xla_dump_to": folder}
+        try:
+            compile_(options)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+        report = _read_one(Path(folder), "*memory-usage-report.txt")
+        text = _read_one(Path(folder), "*after_optimizations.txt")
+    need = _NEED.search(report)
+    if need is None:
+        raise RuntimeError("the compiler's memory report has no line for the default memory space")
+    return _Need(int(need[1]), parse(text))
+
+
+def _measurement(
+    module: Module, need_bytes: int, target: str, chip: Chip, argument_bytes: int, output_bytes: int
+) -> Measurement:
+    peak, timeline = live_ranges(module)
+    cost = program_cost(module, chip)
+    code = estimated_code_bytes(module)
+    need = max(need_bytes, peak)
+    return Measurement(
+        target=target,
+        source=Source.PROBED,
+        peak_bytes=peak,
+        required_bytes=need + code + _SLACK_BYTES,
+        argument_bytes=argument_bytes,
+        output_bytes=output_bytes,
+        temporary_bytes=max(0, need - argument_bytes - output_bytes),
+        code_bytes=code,
+        flops=cost.flops,
+        bytes_accessed=cost.bytes_accessed,
+        seconds=cost.roofline_seconds,
+        sources={
+            "peak_bytes": "probed",
+            "required_bytes": "probed",
+            "code_bytes": "estimated from the schedule",
+            "flops": "counted in the scheduled program",
+            "seconds": "roofline",
+        },
+        timeline=timeline,
+        costs=cost.instructions,
+    )
+
+
+def _compiled(
+    probe: Measurement, need: _Need, executable: Any, chip: Chip, limit_bytes: int | None, own_rematerialization: bool
+) -> Measurement:
+    stats = executable.get_compiled_memory_stats()
+    module = parse(executable.hlo_modules()[0].to_string())
+    cost = program_cost(module, chip)
+    code, need_bytes = stats.generated_code_size_in_bytes, max(need.bytes, probe.peak_bytes)
+    if limit_bytes is None or limit_bytes - need_bytes > 2 * code:
+        # where memory is plentiful the compiler spends more of it on code than it must
+        code = min(code, probe.code_bytes)
+    required = need_bytes + code + _SLACK_BYTES
+    if own_rematerialization:  # the probe's need is of the program as written, not of what the compiler made of it
+        held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
+        required = held + stats.temp_size_in_bytes + code
+    if limit_bytes is not None:
+        required = min(required, limit_bytes)  # it does compile there
+    seconds = cost.roofline_seconds if cost.cycles is None else cost.cycles / chip.clock_hz
+    return replace(
+        probe,
+        source=Source.COMPILED,
+        peak_bytes=stats.peak_memory_in_bytes,
+        required_bytes=required,
+        argument_bytes=stats.argument_size_in_bytes,
+        output_bytes=stats.output_size_in_bytes,
+        temporary_bytes=stats.temp_size_in_bytes,
+        alias_bytes=stats.alias_size_in_bytes,
+        code_bytes=stats.generated_code_size_in_bytes,
+        flops=cost.flops,
+        bytes_accessed=cost.bytes_accessed,
+        cycles=cost.cycles,
+        seconds=seconds,
+        limit_bytes=limit_bytes,
+        fits_limit=None if limit_bytes is None else True,
+        sources={
+            **probe.sources,
+            "peak_bytes": "compiled",
+            "required_bytes": "compiled" if own_rematerialization else "probed",
+            "code_bytes": "compiled",
+            "cycles": "compiled",
+            "seconds": "roofline" if cost.cycles is None else "cycles",
+        },
+        timeline=live_ranges(module)[1],
+        costs=cost.instructions,
+    )
+
+
+def _refused(probe: Measurement, error: Exception, limit_bytes: int | None) -> Measurement:
+    """A program that does not fit: the probe's figures, and what the compiler would have used if it got to say so."""
+    used = _USED.search(str(error))
+    required = probe.required_bytes
+    if used:
+        # two decimals of the unit are printed
+        required = int((float(used[1]) + 0.005) * _UNITS[used[2]])
+    reason = str(error).splitlines()[0]
+    return replace(
+        probe,
+        required_bytes=max(required, (limit_bytes or 0) + 1),
+        limit_bytes=limit_bytes,
+        fits_limit=False,
+        sources={**probe.sources, "required_bytes": "compiled" if used else "probed"},
+        warnings=(*probe.warnings, reason),
+    )
+
+
+def estimated_code_bytes(module: Module) -> int:
+    """Bytes of code that a program takes in HBM near its limit, from the distinct kinds of fusions in its schedule."""
+    counter, fingerprinter = OperationCounter(module), Fingerprinter(module)
+    kinds: dict[str, int] = {}
+    for instruction, _ in executions(module):
+        if instruction.opcode in FREE or instruction.opcode.endswith(("-start", "-done")):
+            continue
+        products = counter.operations(instruction)[0]
+        if products:
+            sizes = [_CODE_BYTES_BY_PRODUCT_DTYPE.get(dtype, _CODE_BYTES_OF_PRODUCT) for dtype in products]
+        elif instruction.opcode == "fusion":
+            sizes = [_CODE_BYTES_OF_FUSION]
+        else:
+            continue
+        kinds[fingerprinter.fingerprints(instruction)[0]] = max(sizes)
+    return _FIXED_CODE_BYTES + sum(kinds.values())
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return any(sign in str(error) for sign in _OUT_OF_MEMORY)
+
+
+def _read_one(folder: Path, pattern: str) -> str:
+    """The text of the file that the compiler dumped under this name."""
+    found = sorted(folder.glob(pattern))
+    if not found:
+        dumped = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
+        raise RuntimeError(f"the compiler dumped no {pattern}; it dumped {dumped or 'nothing'}")
+    return found[-1].read_text(encoding="utf-8")
