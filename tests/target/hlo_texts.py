@@ -1,5 +1,6 @@
 """Small scheduled HLO modules, written by hand in the compilers' form, with figures that can be checked by head."""
 
+# ruff: noqa: E501
 MIB = 1 << 20
 
 # 1 MiB each: argument a, temporaries b and c, output d. b dies where c is made (not element-wise: no reuse).
@@ -56,5 +57,19 @@ ENTRY %main.2 (a: f32[512,512]) -> f32[512,512] {
   %init = (s32[], f32[512,512]{1,0}) tuple(%zero, %a)
   %loop = (s32[], f32[512,512]{1,0}) while(%init), condition=%condition, body=%body
   ROOT %out = f32[512,512]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+# A convolution and its two derivatives as library calls on GPU.
+LIBRARY = """HloModule m, is_scheduled=true
+
+ENTRY %e (x: f32[8,32,32,64], w: f32[3,3,64,128]) -> f32[8,16,16,128] {
+  %x = f32[8,33,33,64]{3,2,1,0} parameter(0)
+  %w = f32[128,3,3,64]{3,2,1,0} parameter(1)
+  %y = (f32[8,16,16,128]{3,2,1,0}, u8[0]{0}) custom-call(%x, %w), window={size=3x3 stride=2x2}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convForward"
+  %g = f32[8,16,16,128]{3,2,1,0} get-tuple-element(%y), index=0
+  %dw = (f32[128,3,3,64]{3,2,1,0}, u8[0]{0}) custom-call(%x, %g), window={size=3x3 stride=2x2}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convBackwardFilter"
+  %dx = (f32[8,33,33,64]{3,2,1,0}, u8[0]{0}) custom-call(%g, %w), window={size=3x3 stride=2x2}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convBackwardInput"
+  ROOT %out = (f32[8,16,16,128]{3,2,1,0}) tuple(%g)
 }
 """

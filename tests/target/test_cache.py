@@ -30,7 +30,7 @@ def measurement(**changes):
             sources={"seconds": "cycles"},
             timeline=Timeline((0, 3), (7, 5), 3, (Buffer(4, "temporary", "f32[1]", "blocks/0", "dot", "m.py:1 (f)"),)),
             warnings=("w",),
-            costs=(InstructionCost("a", "b", 2, None, 1e-6), InstructionCost("c", "d", 1, 9, 0.5)),
+            costs=(InstructionCost("a", 2, None, 1e-6, (0.0, 1.5)), InstructionCost("c", 1, 9, 0.5)),
         ),
         **changes,
     )

@@ -11,7 +11,8 @@ import pytest
 from rematplan.target.chips import chips
 from rematplan.target.cost import program_cost
 from rematplan.target.hlo import parse
-from tests.target.hlo_texts import CHAIN, LOOP, MIB
+from rematplan.target.work import Work
+from tests.target.hlo_texts import CHAIN, LIBRARY, LOOP, MIB
 
 CPU = chips()["cpu"]
 V5E = chips()["tpu-v5e"]
@@ -89,20 +90,6 @@ def test_scanned_and_unrolled_programs_cost_the_same_products():
     assert costs[0].flops == pytest.approx(products, rel=0.02)
 
 
-LIBRARY = """HloModule m, is_scheduled=true
-
-ENTRY %e (x: f32[8,32,32,64], w: f32[3,3,64,128]) -> f32[8,16,16,128] {
-  %x = f32[8,33,33,64]{3,2,1,0} parameter(0)
-  %w = f32[128,3,3,64]{3,2,1,0} parameter(1)
-  %y = (f32[8,16,16,128]{3,2,1,0}, u8[0]{0}) custom-call(%x, %w), window={size=3x3 stride=2x2}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convForward"
-  %g = f32[8,16,16,128]{3,2,1,0} get-tuple-element(%y), index=0
-  %dw = (f32[128,3,3,64]{3,2,1,0}, u8[0]{0}) custom-call(%x, %g), window={size=3x3 stride=2x2}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convBackwardFilter"
-  %dx = (f32[8,33,33,64]{3,2,1,0}, u8[0]{0}) custom-call(%g, %w), window={size=3x3 stride=2x2}, dim_labels=b01f_o01i->b01f, custom_call_target="__cudnn$convBackwardInput"
-  ROOT %out = (f32[8,16,16,128]{3,2,1,0}) tuple(%g)
-}
-"""
-
-
 def test_library_convolutions_on_gpu():
     forward = 2 * 8 * 16 * 16 * 128 * 64 * 3 * 3  # no padding inside the call: every position is valid
     assert program_cost(parse(LIBRARY), chips()["gpu-h100"]).flops == 3 * forward
@@ -154,10 +141,25 @@ def test_fingerprints_do_not_depend_on_names_and_metadata():
     }.isdisjoint(one)
 
 
-def test_memory_spaces_change_the_fingerprint_but_not_what_is_similar():
+def test_memory_spaces_change_the_fingerprint():
     here = program_cost(parse(CHAIN), V5E).instructions
     moved = program_cost(
         parse(CHAIN.replace("%b = f32[512,512]{1,0}", "%b = f32[512,512]{1,0:S(1)}")), V5E
     ).instructions
     assert {c.fingerprint for c in here} != {c.fingerprint for c in moved}
-    assert {c.similar for c in here} == {c.similar for c in moved}
+
+
+def test_work_by_hand():
+    (dot, *_) = program_cost(parse(CHAIN), V5E).instructions
+    work = Work(*dot.work)
+    assert work.matrix_seconds == PRODUCT / V5E.peak("f32")
+    assert work.hbm_seconds == 3 * MIB / V5E.bandwidth  # a twice, b
+    assert work.product_bytes == MIB
+    assert work.transcendentals == work.reduced == 0
+
+
+def test_work_inside_fusions():
+    program = compiled(lambda x: jnp.exp(x).sum(1), (256, 128))
+    costs = program_cost(parse(program.as_text()), CPU).instructions
+    assert sum(Work(*c.work).transcendentals for c in costs) == 256 * 128
+    assert sum(Work(*c.work).reduced for c in costs) == 256 * 128

@@ -98,7 +98,8 @@ ENTRY %e (a: f32[512,512]) -> f32[128,512] {
 
 
 def test_aliased_outputs():
-    header = "HloModule m, is_scheduled=true, input_output_alias={ {0}: (2, {}, may-alias), {1, 3}: (0, {}, must-alias) }, x={}"
+    aliases = "{ {0}: (2, {}, may-alias), {1, 3}: (0, {}, must-alias) }"
+    header = f"HloModule m, is_scheduled=true, input_output_alias={aliases}, x={{}}"
     module = parse(CHAIN.replace(CHAIN.splitlines()[0], header))
     assert module.aliased_outputs == {(0,), (1, 3)}
     assert parse(CHAIN).aliased_outputs == frozenset()

@@ -10,13 +10,14 @@ chip's rates and its bytes in HBM by the chip's bandwidth; only the touched part
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from rematplan.target.chips import Chip
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter, Operations
 from rematplan.target.hlo import HBM, Computation, Instruction, Module, executions
 from rematplan.target.measurement import InstructionCost
+from rematplan.target.work import Work, WorkCounter
 
 _PARTIAL_READS = frozenset({"dynamic-slice", "slice", "gather"})
 
@@ -42,7 +43,9 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
     counter, traffic, fingerprinter = OperationCounter(module), _Traffic(module), Fingerprinter(module)
     flops = bytes_accessed = seconds = 0.0
     cycles, any_cycles = 0, False
-    kinds: dict[tuple[str, str, int | None, float], int] = {}
+    works = WorkCounter(module, chip)
+    counts: dict[tuple[str, int | None], int] = {}
+    kinds: dict[tuple[str, int | None], tuple[float, Work]] = {}
     for instruction, times in executions(module):
         if instruction.opcode in FREE:
             continue
@@ -58,9 +61,14 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         if estimated is not None:
             any_cycles = True
             cycles += times * estimated
-        kind = (*fingerprinter.fingerprints(instruction), estimated, roofline)
-        kinds[kind] = kinds.get(kind, 0) + times
-    instructions = tuple(InstructionCost(f, s, count, c, r) for (f, s, c, r), count in kinds.items())
+        kind = (fingerprinter.fingerprint(instruction), estimated)
+        counts[kind] = counts.get(kind, 0) + times
+        if kind not in kinds:
+            kinds[kind] = roofline, works.work(instruction, hbm_bytes)
+    instructions = tuple(
+        InstructionCost(fingerprint, counts[fingerprint, estimated], estimated, roofline, astuple(work))
+        for (fingerprint, estimated), (roofline, work) in kinds.items()
+    )
     return ProgramCost(flops, bytes_accessed, seconds, float(cycles) if any_cycles else None, instructions)
 
 

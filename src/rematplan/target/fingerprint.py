@@ -25,12 +25,11 @@ class Fingerprinter:
         self._instructions = {i.name: i for c in module.computations.values() for i in c.instructions}
         self._computations: dict[str, str] = {}
 
-    def fingerprints(self, instruction: Instruction) -> tuple[str, str]:
-        """The fingerprint, and a coarser one in which memory spaces are left out."""
+    def fingerprint(self, instruction: Instruction) -> str:
+        """Hash of an instruction; the memory spaces of its operands and results count."""
         shapes = [self._instructions[n].shape for n in instruction.operands if n in self._instructions]
         called = [self._computation(n) for n in instruction.called]
-        parts = [instruction.opcode, _own_attributes(instruction), *called, instruction.shape, *shapes]
-        return _hash(parts), _hash([_SPACE.sub("", part) for part in parts])
+        return _hash([instruction.opcode, _own_attributes(instruction), *called, instruction.shape, *shapes])
 
     def _computation(self, name: str) -> str:
         """Hash of what a computation computes, from its root down, memory spaces left out."""

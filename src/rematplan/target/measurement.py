@@ -47,17 +47,17 @@ class InstructionCost:
 
     Attributes:
       fingerprint: hash of the operation, its shapes and its fused computation, names and metadata left out.
-      similar: the same without memory spaces and layouts: what to fall back on for a kind that is not known exactly.
       count: executions in one run of the program.
       cycles: of one execution, as the compiler estimates; None in a probe, and where the compiler prices nothing.
       roofline_seconds: of one execution: the larger of operations by peak rate and bytes by bandwidth.
+      work: of one execution, the fields of `work.Work` in order.
     """
 
     fingerprint: str
-    similar: str
     count: int
     cycles: int | None
     roofline_seconds: float
+    work: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Measurement(Displayed):
 def encode(measurement: Measurement) -> dict[str, Any]:
     """Everything in a measurement as JSON-ready data, for `decode`: what the cache and compile children pass on."""
     encoded = measurement.to_json()
-    encoded["costs"] = [[c.fingerprint, c.similar, c.count, c.cycles, c.roofline_seconds] for c in measurement.costs]
+    encoded["costs"] = [[c.fingerprint, c.count, c.cycles, c.roofline_seconds, list(c.work)] for c in measurement.costs]
     return encoded
 
 
@@ -125,7 +125,7 @@ def decode(encoded: dict[str, Any]) -> Measurement:
             backward_starts=timeline["backward_starts"],
             at_peak=tuple(Buffer(**b) for b in timeline["at_peak"]),
         ),
-        "costs": tuple(InstructionCost(*row) for row in encoded["costs"]),
+        "costs": tuple(InstructionCost(*row[:4], work=tuple(row[4])) for row in encoded["costs"]),
     }
     return Measurement(**values)
 

@@ -218,7 +218,7 @@ def estimated_code_bytes(module: Module) -> int:
             sizes = [_CODE_BYTES_OF_FUSION]
         else:
             continue
-        kinds[fingerprinter.fingerprints(instruction)[0]] = max(sizes)
+        kinds[fingerprinter.fingerprint(instruction)] = max(sizes)
     return _FIXED_CODE_BYTES + sum(kinds.values())
 
 
