@@ -425,6 +425,8 @@ def _reference(name: str) -> tuple[Any, list[np.ndarray]]:
 def test_agrees_with_the_undecorated_function(name, way):
     subject = CASES[name]
     graphdefs, numbers = _reference(name)
+    if way == "nnx.remat" and name == "keyword_arguments" and getattr(jax.config, "jax_remat3", False):
+        pytest.skip("nnx.remat loses keyword arguments with JAX_REMAT3=1 (flax 0.12.8)")
     if way == "nnx.remat" and subject.nnx_remat:
         with pytest.raises(subject.nnx_remat):
             _observe(subject, WAYS[way], lambda f: f)

@@ -86,27 +86,25 @@ def test_other_callables():
 
 def test_the_derivative_recomputes():
     def f(x):
-        return jnp.sin(jnp.sin(x)).sum()
+        return jnp.sin(jnp.sin(x @ jnp.eye(F)) @ jnp.eye(F)).sum()
 
-    for wrapped, cosines in (
-        (f, 2),
-        (rp.remat(f), 2),
-        (rp.remat(f, policy=jax.checkpoint_policies.everything_saveable), 2),
-    ):
-        assert count_of(jax.grad(wrapped), X, primitive="cos") == cosines
-    assert count_of(jax.grad(f), X, primitive="sin") == 2
-    assert count_of(jax.grad(rp.remat(f)), X, primitive="sin") > 2
-    everything = rp.remat(f, policy=jax.checkpoint_policies.everything_saveable)
-    assert count_of(jax.grad(everything), X, primitive="sin") == 2
+    def products(wrapped):
+        return count_of(jax.grad(wrapped), X, primitive="dot_general")
+
+    assert products(f) == 4  # two forward, two backward
+    assert products(rp.remat(f)) == 6
+    assert products(rp.remat(f, policy=jax.checkpoint_policies.dots_saveable)) == 4
+    assert products(rp.remat(f, prevent_cse=False)) == 6
 
 
+@pytest.mark.skipif(getattr(jax.config, "jax_remat3", False), reason="JAX_REMAT3=1 ignores prevent_cse (jax 0.10.2)")
 def test_prevent_cse_reaches_jax():
-    def params(**options):
+    def given(**options):
         jaxpr = jax.make_jaxpr(rp.remat(jnp.sin, **options))(X)
-        return next(e.params["prevent_cse"] for e in jaxpr.eqns if "prevent_cse" in e.params)
+        return np.all(next(e.params["prevent_cse"] for e in jaxpr.eqns if "prevent_cse" in e.params))
 
-    assert params() is True or all(params())
-    assert params(prevent_cse=False) is False or not any(params(prevent_cse=False))
+    assert given()
+    assert not given(prevent_cse=False)
 
 
 def test_equal_calls_trace_once():
