@@ -12,6 +12,9 @@ from flax import nnx
 from rematplan.errors import InputError
 from rematplan.workload import Workload
 
+# Random numbers are made once: optimizing that program would take many times longer than running it.
+_QUICK_TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
+
 
 def build(
     loss: Callable[..., jax.Array],
@@ -28,10 +31,21 @@ def build(
       inputs: makes the other arguments from a key.
     """
 
-    def init(seed: int = 0) -> tuple[Any, ...]:
+    def make(seed: int) -> tuple[Any, ...]:
         return model(nnx.Rngs(seed)), *inputs(jax.random.key(seed + 1))
 
-    return Workload(loss, *nnx.eval_shape(init), init=init, name=name)
+    abstract, *shapes = nnx.eval_shape(lambda: make(0))
+    structure, _ = nnx.split(abstract)
+
+    def init(seed: int = 0) -> tuple[Any, ...]:
+        def arrays() -> tuple[Any, ...]:
+            made, *others = make(seed)
+            return nnx.split(made)[1], *others
+
+        state, *others = jax.jit(arrays, compiler_options=_QUICK_TO_COMPILE)()
+        return nnx.merge(structure, state), *others
+
+    return Workload(loss, abstract, *shapes, init=init, name=name)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
