@@ -1,8 +1,8 @@
 """What kinds of work an instruction consists of: the quantities that its time depends on.
 
 Comes in: instructions of a parsed HLO module and a chip. Goes out: one `Work` for each, from which `cycles.CycleTable`
-prices instructions that no compiler has priced yet. A roofline knows only matrix units and HBM; on TPU most fusions take
-longer than that, because of exponentials, reductions, conversions, and products whose results leave the unit slowly.
+prices instructions that no compiler has priced yet. A roofline knows only matrix units and HBM; on TPU most fusions
+take longer: exponentials, reductions, conversions, and products whose results leave the matrix unit slowly.
 """
 
 from __future__ import annotations

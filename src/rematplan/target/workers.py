@@ -84,15 +84,19 @@ class Child:
 
     def request(self, payload: dict[str, Any]) -> dict[str, Any]:
         """Send one request and wait for its answer. Raises CompilerError if the child ends before it answers."""
+        return json.loads(self.request_text(json.dumps(payload).encode() + b"\n"))
+
+    def request_text(self, text: bytes) -> bytes:
+        """The same, with lines of JSON."""
         try:
-            self._stdin.write(json.dumps(payload).encode() + b"\n")
+            self._stdin.write(text)
             self._stdin.flush()
             line = self._stdout.readline()
         except (BrokenPipeError, ValueError):  # ValueError: closed by another thread
             line = b""
         if not line.endswith(b"\n"):
             raise CompilerError(self._cause_of_death())
-        return json.loads(line)
+        return line
 
     def close(self) -> None:
         """End the child, whatever it is doing."""
