@@ -45,9 +45,9 @@ def itemsize(dtype: Any) -> int:
 def compile_stablehlo(text: str, devices: list[Any], *, options: dict[str, Any], load: bool = False) -> Any:
     """Compile StableHLO text for devices, which may be compile-only ones of a topology. Returns XLA's executable.
 
-    The public path from text to an executable runs through a function (`jax.jit`), which the compile child does not have:
-    it gets text. These are the steps that `Lowered.compile` takes (0.10.2), JAX's persistent cache left out, because it
-    cannot read back what was compiled for absent devices.
+    The public path to an executable runs through a function (`jax.jit`), which the compile child does not have: it gets
+    text. These are the steps that `Lowered.compile` takes (0.10.2), JAX's persistent cache left out, because it cannot
+    read back what was compiled for absent devices.
 
     Args:
       options: compiler options, as `Lowered.compile(compiler_options=)` takes them.
@@ -55,8 +55,8 @@ def compile_stablehlo(text: str, devices: list[Any], *, options: dict[str, Any],
     """
     from jax._src import compiler, dispatch  # compile options as JAX sets them, and when it tuples arguments
     from jax._src.interpreters import mlir  # a context with JAX's dialects
-    from jax._src.lib import xla_client
-    from jax._src.lib.mlir import ir
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]  # device lists
+    from jax._src.lib.mlir import ir  # pyright: ignore[reportPrivateImportUsage]  # parses the text
 
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
@@ -69,7 +69,7 @@ def compile_stablehlo(text: str, devices: list[Any], *, options: dict[str, Any],
             detailed_logging=False,
             backend=backend,
         )
-        main = next(op for op in module.body if str(getattr(op, "sym_name", "")) == '"main"')
+        main: Any = next(op for op in module.body if str(getattr(op, "sym_name", "")) == '"main"')
         argument_count = len(main.type.inputs)
         compile_options.parameter_is_tupled_arguments = dispatch.should_tuple_args(argument_count, devices[0].platform)
         device_list = xla_client.DeviceList(tuple(devices))

@@ -8,7 +8,7 @@
     measured = compiler.measure(program, target=target, limit_bytes=600 << 20)
     measured.fits_limit, measured.required_bytes, measured.cycles
 
-`chips` holds data-sheet facts, `target` names, `compiler` the one door to compilers (`workers`, `child`, `backends` and `tpu`
-stand behind it, `cache` before it); `hlo`, `timeline`, `flops`, `work`, `fingerprint` and `cost` read what compilers
-write; `cycles` predicts from it; `local` runs.
+`chips` holds data-sheet facts, `target` names, `compiler` the one door to compilers (`workers`, `child`, `backends` and
+`tpu` stand behind it, `cache` before it); `hlo`, `timeline`, `flops`, `work`, `fingerprint` and `cost` read what
+compilers write; `cycles` predicts from it; `local` runs.
 """

@@ -65,7 +65,8 @@ def chips() -> dict[str, Chip]:
 
 
 def _chip(name: str, entry: dict[str, Any]) -> Chip:
-    return Chip(name=name, **{**entry, "aliases": tuple(entry.get("aliases", ()))})
+    fields: dict[str, Any] = {**entry, "aliases": tuple(entry.get("aliases", ()))}
+    return Chip(name=name, **fields)
 
 
 def gpu_target_config(chip: Chip) -> str:

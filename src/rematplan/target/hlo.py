@@ -189,7 +189,7 @@ def parse(text: str) -> Module:
     entry_name = ""
     name, body, start = "", [], 0
     for number, line in enumerate(lines):
-        if body is not None and line.startswith("  ") and name:
+        if name and line.startswith("  "):
             instruction = _instruction(line)
             if instruction is not None:
                 body.append(instruction)

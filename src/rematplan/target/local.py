@@ -47,7 +47,7 @@ def measure_here(
 
     device = jax.devices()[0]
     start = time.monotonic()
-    options = _CPU_OPTIONS if device.platform == "cpu" else {}
+    options: dict[str, Any] = dict(_CPU_OPTIONS) if device.platform == "cpu" else {}
     jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
     compiled = jitted.lower(*leaves).compile(compiler_options=options)
     compile_seconds = time.monotonic() - start
@@ -64,7 +64,7 @@ def _real(leaf: Any, seed: int, device: Any) -> Any:
 
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.device_put(leaf, device)
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(seed), leaf.shape)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), device)

@@ -115,7 +115,7 @@ def encode(measurement: Measurement) -> dict[str, Any]:
 def decode(encoded: dict[str, Any]) -> Measurement:
     """The measurement that `encode` wrote. Raises KeyError, TypeError or ValueError if it is not one."""
     timeline = encoded["timeline"]
-    values = {
+    values: dict[str, Any] = {
         **encoded,
         "source": Source(encoded["source"]),
         "warnings": tuple(encoded["warnings"]),

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,7 +137,7 @@ class Pool:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def borrow(self, kind: Kind) -> Iterator[Child]:
+    def borrow(self, kind: Kind) -> Generator[Child]:
         """A child for one request. It goes back to the pool unless it crashed or the caller was interrupted."""
         key = (kind, _flags())
         with self._lock:

@@ -1,0 +1,50 @@
+"""Private pieces of JAX that rematplan uses: each is where it was, and does what it did."""
+
+from __future__ import annotations
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from rematplan import _jax_private
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("jax._src.source_info_util", ["user_frames"]),
+        ("jax._src.sharding_impls", ["UnspecifiedValue"]),
+        ("jax._src.compiler", ["get_compile_options"]),
+        ("jax._src.dispatch", ["should_tuple_args"]),
+        ("jax._src.interpreters.mlir", ["make_ir_context"]),
+        ("jax._src.lib.xla_client", ["DeviceList"]),
+        ("jax._src.lib.mlir.ir", ["Module"]),
+    ],
+)
+def test_names_are_where_they_were(module, names):
+    found = importlib.import_module(module)
+    missing = [name for name in names if not hasattr(found, name)]
+    assert not missing, f"JAX {jax.__version__} moved {missing} out of {module}: mend rematplan/_jax_private.py"
+
+
+def test_stablehlo_text_compiles_to_what_was_lowered():
+    lowered = jax.jit(lambda x: jnp.tanh(x @ x)).lower(jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    devices = jax.devices("cpu")[:1]
+    executable = _jax_private.compile_stablehlo(lowered.as_text(debug_info=True), devices, options={}, load=True)
+    stats, usual = executable.get_compiled_memory_stats(), lowered.compile().memory_analysis()
+    assert usual is not None
+    assert stats.argument_size_in_bytes == usual.argument_size_in_bytes == 64 * 64 * 4
+    assert stats.temp_size_in_bytes == usual.temp_size_in_bytes
+    assert "~" not in executable.hlo_modules()[0].to_string()
+
+
+def test_an_open_sharding_is_recognised():
+    (equation,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(1.0).eqns
+    assert all(_jax_private.is_unspecified(s) for s in equation.params["in_shardings"])
+
+
+def test_the_users_line_is_found():
+    (equation, *_) = jax.make_jaxpr(lambda x: jnp.sin(x))(1.0).eqns
+    assert _jax_private.user_location(equation.source_info).startswith("test_jax_private.py:")
