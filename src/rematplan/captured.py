@@ -24,11 +24,15 @@ def captured(function: Callable[..., Any]) -> tuple[str, ...]:
 
     Arguments that a `functools.partial` binds and the module of a bound method are not captured: they are arguments.
     """
+    names: set[str] = set()
     while isinstance(function, (functools.partial, types.MethodType)):
-        function = function.func if isinstance(function, functools.partial) else function.__func__
+        if isinstance(function, functools.partial):
+            function = function.func
+        else:
+            names.update(f"self.{name}" for name in held(function.__self__))
+            function = function.__func__
     if isinstance(function, nnx.Module):
         function = type(function).__call__
-    names: set[str] = set()
     while True:
         if isinstance(function, types.FunctionType):
             names.update(name for name, value in _reached(function) if _holds_node(value))
@@ -50,6 +54,13 @@ def explain(function: Callable[..., Any], names: tuple[str, ...]) -> str:
         f"{name}({', '.join(names)}, ...). Only the first module argument of a loss is differentiated, so a frozen "
         "model can be a later one."
     )
+
+
+def held(value: Any) -> tuple[str, ...]:
+    """Attributes that hold NNX objects, of an object that is none itself and that JAX cannot look into."""
+    if is_node(value) or isinstance(value, (type, types.ModuleType)) or not hasattr(value, "__dict__"):
+        return ()
+    return tuple(name for name, inner in vars(value).items() if _holds_node(inner))
 
 
 def _reached(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

@@ -17,6 +17,8 @@ from flax import nnx
 from jax.core import Tracer
 
 from rematplan.arguments import Given, given
+from rematplan.captured import held
+from rematplan.errors import InputError
 from rematplan.opened import Opened, Place, Shape, Static, close_tree, fill, is_node, join, open_tree, take_arrays
 from rematplan.pure import LeafInfo, OpenedArgument, OutputInfo, Outputs, Program, Signature
 
@@ -134,6 +136,9 @@ def lift(
       static_argnums, static_argnames: arguments to pass through untouched; they must be hashable to be cached on.
       scopes: run under `modules.scoped`, so that every operation carries its module's path.
       check: called with the function's return value during a trace; raises if it will not do.
+
+    Raises:
+      InputError: a module hidden in an argument that is no pytree; a mutable array.
     """
     function, calls = given(function, args, kwargs, static_argnums=static_argnums, static_argnames=static_argnames)
     refs = nnx.graphlib.RefMap()
@@ -156,6 +161,7 @@ def lift(
         )
         opened = Opened(opened.treedef, opened.definitions, names, opened.values, opened.slots, opened.attributes)
         found_shapes, arrays, found = take_arrays(opened)
+        _refuse_hidden_modules(found_shapes, call.name)
         arguments.append(
             OpenedArgument(call.identity, call.name, call.keyword, opened.treedef, opened.definitions, names)
         )
@@ -167,6 +173,7 @@ def lift(
         nodes += len(order)
         places += [Place(order[p.leaf], p.attribute, p.inner, value=-1) if p.leaf in order else None for p in found]
         slots += [slot for slot, (leaf, _) in zip(opened.slots, opened.attributes, strict=True) if leaf in order]
+    _refuse_references(leaves, infos)
     program = Program(
         function, Signature(tuple(arguments), tuple(shapes)), tuple(infos), tuple(places), scopes=scopes, check=check
     )
@@ -181,6 +188,28 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if not isinstance(sharding, jax.sharding.NamedSharding):
         sharding = None  # where a single array happens to lie is no part of the program
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=_weak(leaf), sharding=sharding)
+
+
+def _refuse_hidden_modules(shapes: Sequence[Shape | Static], argument: str) -> None:
+    """Raises InputError for an argument that is no pytree but holds a module: nothing could differentiate in there."""
+    for value in (shape.value for shape in shapes if isinstance(shape, Static)):
+        names = held(value)
+        if names:
+            kind = type(value).__name__
+            raise InputError(
+                f"argument {argument} is a {kind}, which JAX cannot look into, but its attribute {names[0]!r} holds an "
+                f"NNX module: its parameters would get no gradient. Pass the module itself, or make {kind} an nnx.Module "
+                "or a registered pytree."
+            )
+
+
+def _refuse_references(leaves: Sequence[Any], infos: Sequence[LeafInfo]) -> None:
+    for leaf, info in zip(leaves, infos, strict=True):
+        if isinstance(leaf, jax.Ref):
+            raise InputError(
+                f"{info.path} is a mutable array (jax.Ref), which jax.checkpoint cannot differentiate through. Make it "
+                "an ordinary nnx.Variable (ref=False); its state is written back all the same."
+            )
 
 
 def _prefixes(calls: Sequence[Given]) -> list[str]:

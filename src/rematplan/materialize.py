@@ -7,10 +7,12 @@ import math
 import jax
 import jax.numpy as jnp
 
+from rematplan.pure import LeafInfo
+
 KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")  # what jax.random.key can make
 
 
-def random_array(leaf: jax.ShapeDtypeStruct, collection: str, *, seed: int, position: int) -> jax.Array:
+def random_array(leaf: jax.ShapeDtypeStruct, info: LeafInfo, *, seed: int, position: int) -> jax.Array:
     """An array of this shape and dtype.
 
     Parameters of two and more dimensions are normal with the spread that keeps activations near one, other parameters
@@ -18,7 +20,7 @@ def random_array(leaf: jax.ShapeDtypeStruct, collection: str, *, seed: int, posi
     inputs are normal; integers and booleans are 0, which is a valid index and count.
 
     Args:
-      collection: as in `LeafInfo`.
+      info: what the array is for.
       seed, position: arrays of one seed differ by position.
     """
     key = jax.random.fold_in(jax.random.key(seed), position)
@@ -29,9 +31,9 @@ def random_array(leaf: jax.ShapeDtypeStruct, collection: str, *, seed: int, posi
     dtype = leaf.dtype if jnp.finfo(leaf.dtype).bits >= 16 else jnp.float32  # random bits for 8-bit floats do not exist
     if jnp.issubdtype(dtype, jnp.complexfloating):
         dtype = jnp.zeros((), dtype).real.dtype
-    if collection == "array":
+    if not info.module:
         values = jax.random.normal(key, leaf.shape, dtype)
-    elif len(leaf.shape) < 2 or not collection.endswith("Param"):
+    elif len(leaf.shape) < 2 or not info.parameter:
         values = jax.random.uniform(key, leaf.shape, dtype, 0.5, 1.5)
     else:
         values = jax.random.normal(key, leaf.shape, dtype) / math.sqrt(math.prod(leaf.shape[:-1]) or 1)

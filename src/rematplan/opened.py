@@ -110,7 +110,7 @@ def is_array(x: Any) -> bool:
     """Whether JAX can take it as an array: tracers, numpy and abstract arrays too, plain numbers not."""
     if isinstance(x, np.ndarray):
         return x.dtype.kind not in "OSUmM"  # objects, strings and dates are data for Python
-    return isinstance(x, (jax.Array, jax.ShapeDtypeStruct, np.generic))
+    return isinstance(x, (jax.Array, jax.ShapeDtypeStruct, np.generic, jax.Ref))
 
 
 def join(*parts: Any) -> str:

@@ -38,6 +38,11 @@ class LeafInfo:
     differentiable: bool
     module: bool
 
+    @property
+    def parameter(self) -> bool:
+        """An inexact `nnx.Param`, or a subclass of it."""
+        return self.module and self.differentiable and self.collection != "array"
+
 
 @dataclass(frozen=True)
 class OutputInfo:

@@ -104,7 +104,7 @@ class Workload:
         info = self.lift().info
         model = _model_argument(info)
         if model is not None:
-            return tuple(i for i, leaf in enumerate(info) if leaf.argument == model and _is_parameter(leaf))
+            return tuple(i for i, leaf in enumerate(info) if leaf.argument == model and leaf.parameter)
         found = tuple(
             i for i, leaf in enumerate(info) if leaf.argument == 0 and leaf.differentiable and not leaf.module
         )
@@ -177,9 +177,7 @@ class Workload:
                 )
             leaves = list(real.leaves)
         return [
-            random_array(leaf, info.collection, seed=seed, position=i)
-            if isinstance(leaf, jax.ShapeDtypeStruct)
-            else leaf.copy()
+            random_array(leaf, info, seed=seed, position=i) if isinstance(leaf, jax.ShapeDtypeStruct) else leaf.copy()
             for i, (leaf, info) in enumerate(zip(leaves, opened.info, strict=True))
         ]
 
@@ -240,7 +238,7 @@ class Workload:
         parameters = [
             leaf
             for leaf, info in zip(opened.leaves, opened.info, strict=True)
-            if (info.argument == model and _is_parameter(info) if model is not None else info.argument == 0)
+            if (info.argument == model and info.parameter if model is not None else info.argument == 0)
         ]
         size = f"{format_count(sum(math.prod(p.shape) for p in parameters))} in {len(parameters)} arrays"
         step = (
@@ -262,11 +260,7 @@ class Workload:
 
 def _model_argument(info: Sequence[LeafInfo]) -> int | str | None:
     """The first argument that holds an `nnx.Param`."""
-    return next((leaf.argument for leaf in info if _is_parameter(leaf)), None)
-
-
-def _is_parameter(leaf: LeafInfo) -> bool:
-    return leaf.module and leaf.differentiable and leaf.collection != "array"
+    return next((leaf.argument for leaf in info if leaf.parameter), None)
 
 
 def _check_call(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from rematplan._plan import Plan
 from rematplan._remat import KEPT_TRACES, CapturedModuleWarning, PlanMismatchWarning
 from rematplan.captured import captured
 from rematplan.errors import InputError, PlanMismatch
+from rematplan.workload import Workload
 
 F = 4
 X = jnp.ones((2, F))
@@ -188,6 +189,34 @@ def test_every_way_to_capture_is_seen():
     assert captured(uses_global) == captured(inside) == ("GLOBAL_MODEL",)
     assert captured(functools.partial(jax.jit(uses_global), 1)) == ("GLOBAL_MODEL",)
     assert captured(attribute_of_that_name) == captured(model.repeated) == captured(model) == captured(jnp.sin) == ()
+
+
+class Trainer:
+    def __init__(self):
+        self.model = Layer(nnx.Rngs(0))
+        self.scale = 2.0
+
+    def loss(self, x):
+        return self.model(x).sum()
+
+
+def test_modules_inside_other_objects_are_found():
+    trainer = Trainer()
+    assert captured(trainer.loss) == ("self.model",)
+    with pytest.raises(InputError, match=r"uses 'self\.model' from outside"):
+        Workload(trainer.loss, X)
+    with pytest.raises(InputError, match=r"argument trainer is a Trainer.*attribute 'model' holds an NNX module"):
+        rp.remat(lambda trainer, x: trainer.loss(x))(trainer, X)
+    assert rp.remat(lambda x, config: x.sum() * config.scale)(X, type("Config", (), {"scale": 2.0})()) == 16.0
+
+
+def test_mutable_arrays_are_explained():
+    class Counting(nnx.Module):
+        def __init__(self):
+            self.count = nnx.Variable(jnp.zeros(()), ref=True)
+
+    with pytest.raises(InputError, match=r"count is a mutable array \(jax\.Ref\)"):
+        rp.remat(lambda model, x: x.sum())(Counting(), X)
 
 
 def test_arguments_that_do_not_go_together():
