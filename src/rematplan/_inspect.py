@@ -1,0 +1,128 @@
+"""`inspect`: a workload under one configuration -> what its backward pass saves, by module and value.
+
+Traces the loss, checkpoints it as a policy or plan says, differentiates that on shapes alone and reads the residuals
+back. Compiles nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+
+from rematplan import apply, findings, policies
+from rematplan._plan import Plan, resolve
+from rematplan.errors import InputError
+from rematplan.program import saved
+from rematplan.program.configuration import PLAIN, Configuration
+from rematplan.program.graph import Graph, Operation
+from rematplan.program.loss import traced_loss
+from rematplan.program.saved import Origin, Saved
+from rematplan.program.stamps import Path as OperationPath
+from rematplan.program.stamps import stamped, with_all_loops
+from rematplan.program.trace import Traced
+from rematplan.records import Finding, Inspection, Residual
+
+if TYPE_CHECKING:
+    from rematplan.workload import Workload
+
+
+def inspect(work: Workload, *, policy: str | None = None, plan: Plan | str | Path | None = None) -> Inspection:
+    """Lists the arrays that the backward pass holds, and what a user should know about them.
+
+    Args:
+      policy: a hand-written configuration ("plain", "per-block", ...) or the name of a policy in
+        `jax.checkpoint_policies` that needs no argument; default plain.
+      plan: instead of a policy, a plan or the path of one.
+
+    Raises:
+      InputError: an unknown policy, a loss that cannot be differentiated, or both a policy and a plan.
+      PlanMismatch: the plan is not for this function.
+    """
+    if policy is not None and plan is not None:
+        raise InputError("both a policy and a plan were given; an inspection is of one of them.")
+    traced = traced_loss(work)
+    if plan is not None:
+        loaded = Plan.load(plan)
+        configuration = resolve(loaded, traced.graph, {i: body.graph for i, body in traced.bodies.items()})
+        label = f"plan {loaded.name}".strip()
+    else:
+        configuration = policies.by_name(traced.graph, policy or "plain").configuration
+        label = policy or "plain"
+    found = residuals_of(traced, configuration)
+    computed = tuple(_residual(traced, s) for s in found if s.origin is Origin.COMPUTED)
+    arguments = tuple(_residual(traced, s) for s in found if s.origin is not Origin.COMPUTED)
+    return Inspection(
+        residuals=computed,
+        arguments=arguments,
+        findings=_findings(traced, configuration, found),
+        configuration=label,
+    )
+
+
+def residuals_of(traced: Traced, configuration: Configuration) -> tuple[Saved, ...]:
+    """What the backward pass of a configured program holds."""
+    marked = stamped(traced)
+    function = apply.configured(marked, with_all_loops(marked, configuration))
+    leaves = [jax.ShapeDtypeStruct(traced.avals[i].shape, traced.avals[i].dtype) for i in traced.graph.inputs]
+    return saved.residuals(function, leaves, traced.differentiated)
+
+
+def _findings(traced: Traced, configuration: Configuration, found: tuple[Saved, ...]) -> tuple[Finding, ...]:
+    here = (*findings.of_program(traced.graph), *findings.of_regions(traced.graph, configuration))
+    if configuration == PLAIN:
+        return here
+    recomputing = findings.without_policies(configuration)
+    compared = findings.of_residuals(
+        configuration,
+        computed_bytes(found),
+        plain_bytes=computed_bytes(residuals_of(traced, PLAIN)),
+        # what is left if no policy saves anything
+        least_bytes=computed_bytes(residuals_of(traced, recomputing)) if recomputing != configuration else None,
+    )
+    return (*here, *compared)
+
+
+def computed_bytes(found: tuple[Saved, ...]) -> int:
+    """Bytes of what the function computed, without its arguments and constants."""
+    return sum(s.bytes for s in found if s.origin is Origin.COMPUTED)
+
+
+def _residual(traced: Traced, saved: Saved) -> Residual:
+    if saved.origin is not Origin.COMPUTED:
+        is_argument = saved.origin is Origin.ARGUMENT
+        name = traced.graph.values[traced.graph.inputs[saved.argument]].name if is_argument else ""
+        module = name.rpartition("/")[0]
+        return Residual(saved.bytes, saved.shape, saved.dtype, module, saved.origin.value, "", name)
+    graph, operation = _find(traced.graph, saved.operation)
+    return Residual(
+        bytes=saved.bytes,
+        shape=saved.shape,
+        dtype=saved.dtype,
+        module=saved.module or (operation.module if operation else ""),
+        operation=saved.primitive,
+        location=saved.location or (operation.location if operation else ""),
+        name=_name(graph, operation, saved),
+    )
+
+
+def _find(graph: Graph, path: OperationPath) -> tuple[Graph, Operation | None]:
+    """The operation at the end of a path, and the program that it stands in."""
+    operation = None
+    for index in path:
+        if operation is not None:
+            if operation.subprogram is None:
+                break
+            graph = operation.subprogram.graph
+        operation = graph.operations[index]
+    return graph, operation
+
+
+def _name(graph: Graph, operation: Operation | None, saved: Saved) -> str:
+    """The name of the value in a plan; empty for what only a derivative rule computes."""
+    if operation is None or not saved.primal or saved.primitive != operation.primitive:
+        return ""
+    if saved.output >= len(operation.outputs):
+        return ""
+    return graph.values[operation.outputs[saved.output]].name

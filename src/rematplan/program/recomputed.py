@@ -1,0 +1,266 @@
+"""What is really recomputed: a configured program -> the operations that run again in the backward pass.
+
+The program is differentiated as it is and under a configuration, dead equations are left out, and equations are counted
+by the operation that they come from. What runs more often than in the plain program is recomputed. That is compared with
+what the configuration says: a name that a value carries proves nothing, because a derivative rule may read an unnamed copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+
+from rematplan import apply
+from rematplan.program import evaluate
+from rematplan.program.configuration import PLAIN, Configuration, Region
+from rematplan.program.flops import nested_jaxprs
+from rematplan.program.graph import Graph, Operation
+from rematplan.program.residuals import is_inexact, with_residuals
+from rematplan.program.stamps import Path, path_of, stamped, with_all_loops
+from rematplan.program.trace import Traced, trace
+
+# Equations that checkpointing itself adds; they compute nothing.
+_BOOKKEEPING = frozenset({"name", "reduce_precision", "optimization_barrier", "remat2", "checkpoint", "remat"})
+
+Counts = Counter[tuple[Path, str]]
+"""How many live equations of a primitive come from an operation."""
+
+Program = Callable[..., Sequence[Any]]
+
+
+class Deviation(Enum):
+    """How a differentiated program differs from its plan."""
+
+    SAVED_YET_RECOMPUTED = "saved yet recomputed"
+    RECOMPUTED_UNPLANNED = "recomputed though the plan does not need it"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """An operation that runs again although the configuration says otherwise.
+
+    Attributes:
+      name: of the saved value, or of the operation.
+      flops: what running it again costs.
+    """
+
+    deviation: Deviation
+    name: str
+    location: str
+    flops: float
+
+    def __str__(self) -> str:
+        where = f" ({self.location})" if self.location else ""
+        return f"{self.name}{where} is {self.deviation.value}"
+
+
+def saved_as_planned(
+    traced: Traced, configuration: Configuration, *, configured: Callable[[Traced, Configuration], Program] | None = None
+) -> tuple[Mismatch, ...]:
+    """Compares what runs again with what the configuration says; regions with a policy of JAX's say nothing.
+
+    Args:
+      traced: with residuals (`with_residuals`), its first output the scalar loss.
+      configured: applies a configuration; by default `apply.configured`.
+    """
+    again = recomputed(traced, configuration, configured=configured)
+    allowed = planned(traced, configuration)
+    found = []
+    for path in sorted(again - allowed):
+        program, operation = _at(traced, path)
+        region = _region_of(configuration, path)
+        if region is not None and region.policy is not None or _runs_again_anyway(program, operation):
+            continue
+        kept = [program.graph.values[v].name for v in operation.outputs if region is not None and v in region.saved]
+        deviation = Deviation.SAVED_YET_RECOMPUTED if kept else Deviation.RECOMPUTED_UNPLANNED
+        found.append(Mismatch(deviation, kept[0] if kept else operation.name, operation.location, operation.flops))
+    return tuple(found)
+
+
+def recomputed(
+    traced: Traced, configuration: Configuration, *, configured: Callable[[Traced, Configuration], Program] | None = None
+) -> frozenset[Path]:
+    """The operations that run more often in the differentiated program than without any checkpointing."""
+    make = configured or apply.configured
+    marked = stamped(traced)
+    counts = []
+    for each in (configuration, PLAIN):
+        function = make(marked, with_all_loops(marked, each))
+        counts.append(executions(function, _shapes(traced), traced.differentiated))
+    more, plain = counts
+    paths = {path for path, _ in more}
+    return frozenset(path for path in paths if path and _runs_more(traced, path, more, plain))
+
+
+def _shapes(traced: Traced) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(traced.avals[i].shape, traced.avals[i].dtype) for i in traced.graph.inputs]
+
+
+def _runs_more(traced: Traced, path: Path, more: Counts, plain: Counts) -> bool:
+    _, operation = _at(traced, path)
+    if operation.subprogram is None or operation.primitive in ("scan", "while", "cond"):
+        return more[path, operation.primitive] > plain[path, operation.primitive]
+    # a custom rule leaves no equation of its own, only those that it consists of
+    return _total(more, path) > _total(plain, path)
+
+
+def _total(counts: Counts, path: Path) -> int:
+    return sum(n for (at, primitive), n in counts.items() if at == path and primitive not in _BOOKKEEPING)
+
+
+def planned(traced: Traced, configuration: Configuration) -> frozenset[Path]:
+    """The operations that the configuration says run again, by what each derivative needs."""
+    found: set[Path] = set()
+    for region in configuration.regions:
+        found.update((index,) for index in _again(traced.graph, region))
+    for index, inner in configuration.loops:
+        found.update((index, *path) for path in planned(traced.bodies[index], inner))
+    # whatever a recomputed loop holds runs again with it
+    for path in tuple(found):
+        found.update((*path, *below) for below in _inside(traced, path))
+    return frozenset(found)
+
+
+def _again(graph: Graph, region: Region) -> list[int]:
+    operations = graph.operations[region.start : region.stop]
+    defined = {v for op in operations for v in op.outputs}
+    read = {v for op in operations for v in op.needed if v in defined}
+    again = []
+    for op in reversed(operations):
+        if any(v in read and v not in region.saved for v in op.outputs):
+            again.append(op.index)
+            read.update(op.inputs)
+    return again
+
+
+def _inside(traced: Traced, path: Path) -> Iterable[Path]:
+    for index in path[:-1]:
+        traced = traced.bodies[index]
+    body = traced.bodies.get(path[-1])
+    if body is None:
+        return
+    for op in body.graph.operations:
+        yield (op.index,)
+        yield from ((op.index, *below) for below in _inside(body, (op.index,)))
+
+
+def _at(traced: Traced, path: Path) -> tuple[Traced, Operation]:
+    """The program that an operation stands in, and the operation."""
+    for index in path[:-1]:
+        traced = traced.bodies[index]
+    return traced, traced.graph.operations[path[-1]]
+
+
+def _region_of(configuration: Configuration, path: Path) -> Region | None:
+    """The innermost region around an operation."""
+    found = None
+    for depth, index in enumerate(path):
+        found = next((r for r in configuration.regions if r.start <= index < r.stop), found)
+        inner = configuration.loop(index)
+        if inner is None or depth == len(path) - 1:
+            break
+        configuration = inner
+    return found
+
+
+def _runs_again_anyway(traced: Traced, operation: Operation) -> bool:
+    """Whether the operation runs again even with all of its outputs saved.
+
+    Its derivative then reads something that is neither input nor output, such as the permutation of a sort, and computes
+    the whole operation for it. No name can be put there.
+    """
+    equation = traced.equations[operation.index]
+    function = evaluate.as_function(equation)
+    leaves = [jax.ShapeDtypeStruct(traced.avals[v].shape, traced.avals[v].dtype) for v in equation.inputs]
+    inexact = [i for i, leaf in enumerate(leaves) if is_inexact(leaf)]
+    alone = with_residuals(trace(function, leaves, differentiated=inexact))
+    if not inexact or not alone.equations:
+        return False
+    saved = frozenset(o for e in alone.equations for o in e.outputs if o >= 0)
+    everything = Configuration((Region(0, len(alone.equations), saved),))
+    marked = stamped(alone)
+    counts = [
+        executions(apply.configured(marked, with_all_loops(marked, c)), leaves, inexact, cotangents=True)
+        for c in (everything, PLAIN)
+    ]
+    return sum(counts[0][key] for key in counts[0] if key[1] not in _BOOKKEEPING) > sum(
+        counts[1][key] for key in counts[1] if key[1] not in _BOOKKEEPING
+    )
+
+
+def executions(
+    function: Program, leaves: Sequence[Any], differentiated: Sequence[int], *, cotangents: bool = False
+) -> Counts:
+    """Counts the live equations of a function and its gradient by the operation that they come from.
+
+    Args:
+      function: flat leaves -> flat outputs, its equations marked (`stamps.py`).
+      cotangents: differentiate all inexact outputs, each with a cotangent of its own, instead of the scalar that comes
+        first.
+    """
+
+    def gradient(*values: Any) -> Any:
+        def loss(*parameters: Any) -> tuple[Any, list[Any]]:
+            everything = list(values)
+            for index, parameter in zip(differentiated, parameters, strict=True):
+                everything[index] = parameter
+            outputs = list(function(*everything))
+            return ([o for o in outputs if is_inexact(o)] if cotangents else outputs[0]), outputs
+
+        value, transpose, outputs = jax.vjp(loss, *[values[i] for i in differentiated], has_aux=True)
+        # a cotangent that depends on an output, so that it is no constant
+        return outputs, transpose(value)
+
+    closed = jax.make_jaxpr(gradient)(*leaves)
+    counts: Counts = Counter()
+    _count(closed.jaxpr, [True] * len(closed.jaxpr.outvars), (), counts)
+    return counts
+
+
+def _count(jaxpr: Any, live_outputs: Sequence[bool], outer: Path, counts: Counts) -> list[bool]:
+    """Adds the live equations; returns which inputs are read."""
+    live = {v for v, keep in zip(jaxpr.outvars, live_outputs, strict=True) if keep and not isinstance(v, jex.Literal)}
+    for eqn in reversed(jaxpr.eqns):
+        used = [v in live for v in eqn.outvars]
+        if not any(used) and not eqn.effects:
+            continue
+        path = path_of(eqn.source_info.name_stack, outer)
+        counts[path, eqn.primitive.name] += 1
+        read = _count_nested(eqn, used, path, counts)
+        live.update(
+            v for v, keep in zip(eqn.invars, read, strict=True) if keep and not isinstance(v, jex.Literal)
+        )
+    return [v in live for v in jaxpr.invars]
+
+
+def _count_nested(eqn: Any, used: list[bool], path: Path, counts: Counts) -> list[bool]:
+    bodies = [body.jaxpr for _, body in nested_jaxprs(eqn)]
+    everything = [True] * len(eqn.invars)
+    if eqn.primitive.name == "scan":
+        return _count_loop(eqn, bodies[0], used, path, counts)
+    read = everything
+    for body in bodies:
+        same = len(body.outvars) == len(used) and eqn.primitive.name != "while"
+        inputs = _count(body, used if same else [True] * len(body.outvars), path, counts)
+        if len(bodies) == 1 and same and len(inputs) == len(eqn.invars):
+            read = inputs
+    return read
+
+
+def _count_loop(eqn: Any, body: Any, used: list[bool], path: Path, counts: Counts) -> list[bool]:
+    """A carry is live if it is read outside or by a later step."""
+    consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+    live = list(used)
+    while True:
+        read = _count(body, live, path, Counter())
+        grown = [a or b for a, b in zip(live[:carries], read[consts : consts + carries], strict=True)]
+        if grown == live[:carries]:
+            break
+        live[:carries] = grown
+    return _count(body, live, path, counts)
