@@ -29,6 +29,7 @@ SAME_BYTES_SHARE = 0.02
 # A block with less than this share of the work is left outside regions when it is first or last.
 LIGHT_SHARE = 0.02
 MENU_LIMIT = 24
+ONE_BLOCK = "one block"
 
 
 @dataclass(frozen=True)
@@ -132,15 +133,15 @@ def groupings(problem: Problem) -> dict[str, tuple[list[tuple[int, int]], int | 
     sizes = sorted({1, 2, 3, 4, round(math.sqrt(len(coarse))), *((8,) if len(coarse) >= 16 else ())})
     for size in sizes:
         if size == 1 or 1 < size < len(coarse):
-            found[f"{size} block" + ("s" if size > 1 else "")] = (_grouped(coarse, size), size)
+            found[ONE_BLOCK if size == 1 else f"{size} blocks"] = (_grouped(coarse, size), size)
     fine = _inner(problem.fine)
     if len(fine) > len(coarse):
-        found["half blocks"] = (_grouped(fine, 1), 1)
+        found["part of a block"] = (_grouped(fine, 1), 1)
     if len(coarse) > 1:
-        found["one region"] = (_grouped(coarse, len(coarse)), 1)
+        found["all blocks"] = (_grouped(coarse, len(coarse)), 1)
     everything = [b for b in problem.coarse if b.flops > 0]
     if len(everything) > len(coarse):
-        found["1 block, ends included"] = (_grouped(everything, 1), 1)
+        found["one block, ends included,"] = (_grouped(everything, 1), 1)
     return found
 
 
@@ -254,7 +255,7 @@ def over_chain(problem: Problem, *, most_levels: int) -> dict[str, list[Candidat
     fine_menus = Menus(problem, problem.graph, problem.fine)
     found: dict[str, list[Candidate]] = {}
     for name, (ranges, period) in groupings(problem).items():
-        source = fine_menus if name == "half blocks" else menus
+        source = fine_menus if name == "part of a block" else menus
         sets = [source.of(start, stop) for start, stop in ranges]
         found[name] = []
         for number, price in enumerate(levels(sets, most_levels)):

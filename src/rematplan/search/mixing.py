@@ -80,6 +80,8 @@ def _chain(problem: Problem, plain: Figures, priced: Sequence[Priced]) -> tuple[
         options.setdefault((block.index, block.index + 1), []).append(choice)
         parts[PLAIN_LABEL, block.index, block.index + 1] = ((), ())
 
+    # of candidates that do the same with a stretch of blocks, the one that is measured first stands for it
+    seen: set[tuple[int, int, tuple[Region, ...]]] = set()
     for p in priced:
         spans = _grouped_by_blocks(chain, p.candidate)
         kept = p.candidate.kept_bytes
@@ -90,6 +92,9 @@ def _chain(problem: Problem, plain: Figures, priced: Sequence[Priced]) -> tuple[
         recompute = sum(s.recompute_seconds for s in p.candidate.spans)
         area = sum(b.flops for b in chain for a, z in spans if a <= b.index < z) or 1.0
         for (a, z), (regions, inside) in spans.items():
+            if (a, z, regions) in seen:
+                continue
+            seen.add((a, z, regions))
             flops = sum(b.flops for b in chain[a:z])
             share = sum(s.recompute_seconds for s in inside) / recompute if recompute else flops / area
             choice = Choice(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rematplan.errors import CompilerError, InfeasibleBudget
-from rematplan.search.candidates import Candidate, hand_written, in_loops, over_chain
+from rematplan.search.candidates import ONE_BLOCK, Candidate, hand_written, in_loops, over_chain
 from rematplan.search.mixing import Priced, mixes
 from rematplan.search.prices import Prices
 from rematplan.search.problem import Figures, Problem, Progress
@@ -29,8 +29,8 @@ PROBES = (22, 60)
 PROBES_PER_BUDGET = 8  # even when the others are spent
 LEVELS = 7
 # Mixtures that are compiled beside uniform candidates, at most.
-MIXES = 3
-MIX_ROUNDS = 3
+MIXES = 2
+MIX_ROUNDS = 2
 # A candidate predicted to be this much faster than the best compiled one is worth a compile.
 WORTH_COMPILING = 0.995
 # Seconds within this are a tie, which the smaller program wins.
@@ -106,17 +106,18 @@ class Search:
         plain = next(c for c in self._hand_written if c.name == "plain")
         self.plain = self.measured[plain.configuration].figures
         self._probe(in_loops(self.problem, most_levels=LEVELS))
-        self._probe([c for name, levels in self._over_chain.items() if name == "1 block" for c in levels])
+        self._probe([c for name, levels in self._over_chain.items() if name == ONE_BLOCK for c in levels])
         self._probe([levels[0] for levels in self._over_chain.values()])
 
     def _second_wave(self, budget: int) -> None:
         """The other groupings, at the levels that pay at this budget with one block a region."""
-        by_level = {p.candidate.level: p.figures for p in self.measured.values() if p.candidate.grouping == "1 block"}
-        fitting = [level for level, f in by_level.items() if f.required_bytes <= budget]
-        around = {max(fitting, default=0), max(fitting, default=0) + 1}
+        levels = [p for p in self.measured.values() if p.candidate.grouping == ONE_BLOCK]
+        fitting = [p for p in levels if p.figures.required_bytes <= budget]
         if fitting:
-            around.add(min(fitting, key=lambda level: by_level[level].seconds))
-        self._probe([c for levels in self._over_chain.values() for c in levels if c.level in around])
+            best = min(fitting, key=lambda p: p.figures.seconds).candidate.level
+        else:
+            best = min(levels, key=lambda p: p.figures.required_bytes).candidate.level if levels else 0
+        self._probe([c for found in self._over_chain.values() for c in found if c.level == min(best, len(found) - 1)])
 
     def _seconds(self, priced: Priced) -> float:
         """Seconds by the newest prices: every full compile teaches some."""
@@ -283,7 +284,7 @@ def _time(m: Measurement) -> float:
 
 
 def _best(tried: dict[Any, Compiled]) -> Compiled | None:
-    """The fastest that fits; of ties the smallest."""
+    """The fastest that fits; of ties a plan that treats all blocks alike, then the smallest."""
     fitting = [c for c in tried.values() if c.measurement.fits_limit is not False]
     if not fitting:
         return None
