@@ -140,15 +140,16 @@ class Search:
         begun = (time.monotonic(), self.problem.probes, self.problem.compiles)
         self.probes_left = max(self.probes_left, PROBES_PER_BUDGET + MIXES * MIX_ROUNDS)
         self._second_wave(limit if limit is not None else 1 << 62)
-        tried: dict[Any, Compiled] = {}
+        tried = self._compiled_before(limit)
+        before = len(tried)
         bound: float | None = None
         for _ in range(MOST_COMPILES):
             ranked, bound = self._ranked(limit, tried)
             best = _best(tried)
             todo = [r for r in ranked if r[0].configuration not in tried]
             todo = [r for r in todo if best is None or r[1] < WORTH_COMPILING * _time(best.measurement)]
-            todo = todo[: 2 if len(tried) + 2 <= MOST_COMPILES else 1]
-            if not todo or len(tried) >= MOST_COMPILES:
+            todo = todo[: 2 if len(tried) - before + 2 <= MOST_COMPILES else 1]
+            if not todo or len(tried) - before >= MOST_COMPILES:
                 break
             for compiled in self._compile(todo, limit):
                 tried[compiled.candidate.configuration] = compiled
@@ -166,6 +167,15 @@ class Search:
         }
         others = tuple(c for c in tried.values() if c is not best)
         return Found(limit or best.measurement.required_bytes, best, others, bound, spent)
+
+    def _compiled_before(self, limit: int | None) -> dict[Any, Compiled]:
+        """What compiled under a smaller budget, and so fits this one."""
+        most = limit if limit is not None else 1 << 62
+        return {
+            configuration: compiled
+            for (configuration, at), compiled in self.compiled.items()
+            if at is not None and at <= most and compiled.measurement.fits_limit
+        }
 
     def _ranked(
         self, limit: int | None, tried: dict[Any, Compiled]
