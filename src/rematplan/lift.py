@@ -187,7 +187,7 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
     if not isinstance(sharding, jax.sharding.NamedSharding):
         sharding = None  # where a single array happens to lie is no part of the program
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=_weak(leaf), sharding=sharding)
+    return jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf), weak_type=_weak(leaf), sharding=sharding)
 
 
 def _refuse_hidden_modules(shapes: Sequence[Shape | Static], argument: str) -> None:
@@ -198,8 +198,8 @@ def _refuse_hidden_modules(shapes: Sequence[Shape | Static], argument: str) -> N
             kind = type(value).__name__
             raise InputError(
                 f"argument {argument} is a {kind}, which JAX cannot look into, but its attribute {names[0]!r} holds an "
-                f"NNX module: its parameters would get no gradient. Pass the module itself, or make {kind} an nnx.Module "
-                "or a registered pytree."
+                f"NNX module: its parameters would get no gradient. Pass the module itself, or make {kind} an "
+                "nnx.Module or a registered pytree."
             )
 
 
@@ -252,7 +252,13 @@ def _check_mutable(node: Any) -> None:
 
 
 def _aval(leaf: Any) -> tuple[Any, ...]:
-    return tuple(leaf.shape), leaf.dtype, _weak(leaf)
+    return tuple(leaf.shape), _dtype(leaf), _weak(leaf)
+
+
+def _dtype(leaf: Any) -> Any:
+    """As JAX will see it: numpy's 64-bit numbers are 32-bit ones unless 64 bits are enabled."""
+    extended = jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    return leaf.dtype if extended else jax.dtypes.canonicalize_dtype(leaf.dtype)
 
 
 def _weak(leaf: Any) -> bool:

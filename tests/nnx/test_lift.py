@@ -6,6 +6,8 @@ import functools
 import gc
 import weakref
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -140,6 +142,60 @@ def test_a_module_is_a_function_too():
     lifted = lift(model, (X,), {})
     np.testing.assert_array_equal(call(lifted), Model(nnx.Rngs(0))(X))
     assert model.drop.rngs.count[...] == 1
+
+
+class Leaf(nnx.Module):
+    def __init__(self):
+        self.value = nnx.Variable(jnp.zeros((), jnp.int32))
+
+
+PLAIN = st.one_of(
+    st.none(), st.booleans(), st.integers(-2, 2), st.floats(-1, 1), st.sampled_from(["a", jnp.sin]),
+)  # fmt: skip
+ARRAYS = st.sampled_from([np.arange(3, dtype=np.int32), np.float32(2), jnp.ones((2, 1), jnp.bfloat16), jnp.zeros((0,))])
+LEAVES = st.one_of(PLAIN, ARRAYS, st.builds(Leaf))
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.tuples(inner, inner), st.dictionaries(st.sampled_from("abc"), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    st.lists(TREES, max_size=3), st.dictionaries(st.sampled_from("xyz"), TREES, max_size=2), st.booleans()
+)
+def test_any_tree_goes_through_and_every_module_in_it_is_written_once(args, kwargs, scopes):
+    def count(*args, **kwargs):
+        for module in _modules((args, kwargs)):
+            module.value[...] += 1
+        return args, kwargs
+
+    lifted = lift(count, args, kwargs, scopes=scopes)
+    flat = jax.jit(lifted.pure)(*lifted.leaves)
+    returned = lifted.finish(flat)
+    before, structure = jax.tree.flatten((tuple(args), kwargs), is_leaf=_is_module)
+    after, structure_after = jax.tree.flatten(returned, is_leaf=_is_module)
+    assert structure_after == structure
+    for x, y in zip(before, after, strict=True):
+        if isinstance(x, (np.ndarray, np.generic, jax.Array)):
+            assert x.dtype == y.dtype
+            np.testing.assert_array_equal(x, y)
+        else:
+            assert y is x or (type(y) is type(x) and y == x)
+    assert all(module.value[...] == 1 for module in _modules((args, kwargs)))
+    assert len(flat) == len(lifted.outputs)
+    assert len(lifted.info) == len(lifted.leaves)
+
+
+def _is_module(x):
+    return isinstance(x, Leaf)
+
+
+def _modules(tree):
+    return [x for x in jax.tree.leaves(tree, is_leaf=_is_module) if _is_module(x)]
 
 
 def test_names_of_star_arguments():
