@@ -15,10 +15,12 @@ from flax import nnx
 
 import rematplan as rp
 from rematplan import apply
-from rematplan._plan import Plan
+from rematplan._plan import Plan, describe
 from rematplan._remat import KEPT_TRACES, CapturedModuleWarning, PlanMismatchWarning
 from rematplan.captured import captured
 from rematplan.errors import InputError, PlanMismatch
+from rematplan.program.configuration import Configuration, Region
+from rematplan.program.trace import trace
 from rematplan.workload import Workload
 
 F = 4
@@ -266,6 +268,33 @@ def test_plans_from_files_and_dicts(tmp_path):
     path.write_text("{")
     with pytest.raises(PlanMismatch, match="not valid JSON"):
         rp.remat(f, plan=path)
+
+
+def test_a_plan_made_from_shapes_applies_wherever_the_function_is_called():
+    def f(model, x):
+        return model(x).sum()
+
+    shape = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    work = Workload(f, nnx.eval_shape(lambda: Layer(nnx.Rngs(0))), shape)
+    lifted = work.lift(scopes=True)
+    graph = trace(lifted.pure, lifted.leaves, differentiated=work.differentiated).graph
+    regions, loops = describe(Configuration((Region(0, len(graph.operations)),)), graph, {})
+    planned = rp.remat(f, plan=Plan(regions, loops, fingerprint=graph.fingerprint))
+    expected = nnx.value_and_grad(f)(Layer(nnx.Rngs(0)), X)
+    model = Layer(nnx.Rngs(0))
+    graphdef, *state = nnx.split(model, nnx.Param, ...)
+    functional = jax.value_and_grad(lambda p, r: planned(nnx.merge(graphdef, p, r, copy=True), x=X))
+    for found in (
+        nnx.value_and_grad(planned)(model, X),
+        nnx.jit(nnx.value_and_grad(planned))(model, X),
+        jax.jit(functional)(*state),
+    ):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert model.count[...] == 2
+    np.testing.assert_allclose(planned(model, X[:1]), f(model, X[:1]), rtol=1e-5)  # same structure, other figures
+    batches = nnx.vmap(planned, in_axes=(None, 0))(Layer(nnx.Rngs(0)), jnp.stack([X, X]))
+    np.testing.assert_allclose(batches, [expected[0]] * 2, rtol=1e-5)
 
 
 def test_a_plan_for_another_function():
