@@ -1,0 +1,123 @@
+"""Two flat programs of the same inputs -> how far their outputs, gradients and state lie apart, computed on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rematplan import step
+from rematplan.lift import Lifted
+
+# XLA:CPU otherwise drops the barriers of checkpoint regions and merges recomputation with the original (jaxlib 0.10.2).
+CPU_OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+# Errors are relative to an array's largest magnitude. Checkpointing changes no operation, only how the compiler fuses
+# them: float32 sums in another order differ by 5e-7 on deep models, bfloat16 roundings that a fusion leaves out by 2e-3
+# (2**-8 is one rounding). Each limit is an order of magnitude above that and far below what a wrong value does.
+_TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
+_NARROW = 1e-1  # 8-bit floats
+# An array whose true value is zero, such as the gradient of a key bias in attention, is rounding noise. It is measured
+# against this share of the largest magnitude among all arrays of its kind.
+NOISE_SHARE = 1e-2
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far two programs lie apart, relative to the largest magnitude of each array.
+
+    Attributes:
+      outputs_max_error, gradients_max_error, state_max_error: the largest over all arrays.
+      differences: arrays that differ by more than the tolerance, one sentence each.
+    """
+
+    outputs_max_error: float
+    gradients_max_error: float
+    state_max_error: float
+    differences: tuple[str, ...]
+
+
+def tolerance_of(dtypes: Sequence[str]) -> tuple[str, float]:
+    """The narrowest floating type among `dtypes` and its tolerance.
+
+    A float32 gradient that was computed in bfloat16 is as exact as bfloat16.
+    """
+    floating = [d for d in dtypes if jnp.issubdtype(_dtype(d), jnp.inexact)]
+    real = [{"complex64": "float32", "complex128": "float64"}.get(d, d) for d in floating] or ["float32"]
+    worst = max(set(real), key=lambda d: (_TOLERANCES.get(d, _NARROW), d))
+    return worst, _TOLERANCES.get(worst, _NARROW)
+
+
+def compare(
+    lifted: Lifted, planned: Callable[..., list[Any]], differentiated: tuple[int, ...], *, tolerance: float
+) -> Agreement:
+    """Runs loss, gradients and state of a program as it is and planned, with recomputation really done.
+
+    Args:
+      lifted: the loss with real arrays.
+      planned: the same flat function under a plan.
+    """
+    here = jax.devices("cpu")[0]
+    leaves = jax.device_put(list(lifted.leaves), here)
+    one, infos = _run(lifted, None, differentiated, leaves)
+    two, _ = _run(lifted, planned, differentiated, leaves)
+    errors = {"outputs": 0.0, "gradients": 0.0, "state": 0.0}
+    kinds = {"loss": "outputs", "aux": "outputs", "gradient": "gradients", "state": "state"}
+    largest = {kind: 0.0 for kind in errors}
+    for a, info in zip(one, infos, strict=True):
+        if np.issubdtype(a.dtype, np.inexact) and a.size:
+            kind = kinds[info.kind]
+            largest[kind] = max(largest[kind], _magnitude(a))
+    found = []
+    for a, b, info in zip(one, two, infos, strict=True):
+        kind = kinds[info.kind]
+        error = _error(a, b, floor=NOISE_SHARE * largest[kind])
+        errors[kind] = max(errors[kind], error)
+        exact = not np.issubdtype(a.dtype, np.inexact)
+        if error > (0.0 if exact else tolerance):
+            found.append(f"{info.kind} {info.path or 'value'} differs by {error:.1e}, allowed is {tolerance:.0e}")
+    return Agreement(errors["outputs"], errors["gradients"], errors["state"], tuple(found))
+
+
+def _run(
+    lifted: Lifted, planned: Callable[..., list[Any]] | None, differentiated: tuple[int, ...], leaves: Sequence[Any]
+) -> tuple[list[np.ndarray], tuple[Any, ...]]:
+    made = step.value_and_grad(lifted, planned, differentiated)
+    results = jax.jit(made.function, compiler_options=CPU_OPTIONS)(*leaves)
+    return [_numpy(r) for r in results], made.outputs()
+
+
+def _numpy(array: Any) -> np.ndarray:
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return np.asarray(jax.random.key_data(array))
+    if jnp.issubdtype(array.dtype, jnp.floating):
+        return np.asarray(array).astype(np.float64)
+    return np.asarray(array)
+
+
+def _magnitude(array: np.ndarray) -> float:
+    finite = np.abs(array[np.isfinite(array)])
+    return float(finite.max(initial=0.0))
+
+
+def _error(a: np.ndarray, b: np.ndarray, *, floor: float) -> float:
+    """Largest difference relative to the largest magnitude; infinite where shapes or non-finite elements differ."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if not np.issubdtype(a.dtype, np.inexact):
+        return 0.0 if np.array_equal(a, b) else float("inf")
+    odd = ~np.isfinite(a) | ~np.isfinite(b)
+    if not np.array_equal(a[odd], b[odd], equal_nan=True):
+        return float("inf")
+    difference = _magnitude(np.where(odd, 0, a) - np.where(odd, 0, b))
+    return difference / max(_magnitude(a), floor) if difference else 0.0
+
+
+def _dtype(name: str) -> Any:
+    try:
+        return jnp.dtype(name)
+    except TypeError:  # random keys and tokens
+        return jnp.dtype("int32")

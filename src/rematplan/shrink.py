@@ -1,0 +1,126 @@
+"""A size at which a workload's numbers can be computed on this machine's CPU in seconds.
+
+Comes in: a workload and its traced loss. Goes out: `Size`: the lifted loss with real arrays, whole or with fewer examples,
+and a text that says which. The batch is what shrinks: the leading dimension that arguments outside the model share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from rematplan.lift import Lifted
+from rematplan.materialize import random_array
+from rematplan.program.graph import Graph, Nesting
+from rematplan.program.trace import Traced
+
+if TYPE_CHECKING:
+    from rematplan.workload import Workload
+
+# Forward, backward and recomputation of the planned program, forward and backward of the plain one, in forward passes.
+PASSES = 7
+# What two cores compute in a few seconds: they reach 20 to 100 GFLOP/s.
+WANTED_FLOPS = 2e11
+# More than this takes minutes: then there are no numbers.
+MOST_FLOPS = 2e12
+
+
+@dataclass(frozen=True)
+class Size:
+    """What numbers can be computed for.
+
+    Attributes:
+      lifted: the loss with real arrays as leaves; None if numbers cannot be computed here.
+      text: "full", what was reduced, or why there are no numbers.
+    """
+
+    lifted: Lifted | None
+    text: str
+
+
+def fitting(work: Workload, traced: Traced, *, full: bool = False, seed: int = 0) -> Size:
+    """The largest size at which both programs run in seconds.
+
+    Args:
+      full: no reduction, however long it takes.
+      seed: of random arguments.
+    """
+    lifted = work.lift(scopes=True)
+    if _spans_devices(lifted, traced.graph):
+        return Size(None, "no numbers: the program is sharded over several devices, and this machine's CPU is one")
+    flops = PASSES * sum(op.flops for op in traced.graph.operations)
+    if full or flops <= WANTED_FLOPS:
+        return Size(_with(lifted, real_leaves(work, lifted, seed)), "full")
+    positions, batch = batch_leaves(lifted, work.differentiated)
+    cost = f"both programs take {flops:.1e} FLOPs at full size"
+    if not positions:
+        return Size(None, f"no numbers: {cost}, and no argument outside the model has a batch dimension to reduce")
+    smaller = _divisor(batch, flops)
+    if flops * smaller / batch > MOST_FLOPS:
+        return Size(None, f"no numbers: {cost}, and still {flops * smaller / batch:.1e} with a batch of {smaller}")
+    leaves = real_leaves(work, lifted, seed)
+    for position in positions:
+        leaves[position] = leaves[position][:smaller]
+    reduced = _with(lifted, leaves)
+    try:
+        jax.eval_shape(reduced.pure, *leaves)
+    except Exception as error:  # noqa: BLE001  the user's code may refuse another batch size in any way
+        return Size(None, f"no numbers: {cost}, and the loss does not take a batch of {smaller} ({error!r:.100})")
+    finally:
+        jax.eval_shape(lifted.pure, *lifted.leaves)  # what the loss returns is read from its last trace
+    return Size(reduced, f"batch reduced from {batch} to {smaller}")
+
+
+def real_leaves(work: Workload, lifted: Lifted, seed: int) -> list[Any]:
+    """Real arrays for the leaves of the loss."""
+    if work.make_step is None:
+        return work.inputs(seed)[: len(lifted.leaves)]
+    # the arguments of the loss inside the user's step are known by shape only
+    return [
+        random_array(leaf, info.collection, seed=seed, position=i)
+        for i, (leaf, info) in enumerate(zip(lifted.leaves, lifted.info, strict=True))
+    ]
+
+
+def batch_leaves(lifted: Lifted, differentiated: Sequence[int]) -> tuple[list[int], int]:
+    """The leaves outside modules and outside the differentiated argument that share the most common leading size."""
+    parameters = {lifted.info[i].argument for i in differentiated}
+    sizes = {
+        i: leaf.shape[0]
+        for i, (leaf, info) in enumerate(zip(lifted.leaves, lifted.info, strict=True))
+        if not info.module and info.argument not in parameters and leaf.shape and leaf.shape[0] > 1
+    }
+    if not sizes:
+        return [], 1
+    # of equally common sizes the first argument's
+    batch, _ = Counter(sizes.values()).most_common(1)[0]
+    return [i for i, size in sizes.items() if size == batch], batch
+
+
+def _divisor(batch: int, flops: float) -> int:
+    """The largest batch that divides the whole one and fits; two examples rather than one, for batch statistics."""
+    divisors = [n for n in range(1, batch) if batch % n == 0]
+    wanted = [n for n in divisors if flops * n / batch <= WANTED_FLOPS]
+    two = [n for n in divisors if n >= 2 and flops * n / batch <= MOST_FLOPS]
+    found = max(wanted, default=1)
+    return min(two) if found == 1 and two else found
+
+
+def _with(lifted: Lifted, leaves: Sequence[Any]) -> Lifted:
+    return Lifted(lifted.program, leaves, (), None)
+
+
+def _spans_devices(lifted: Lifted, graph: Graph) -> bool:
+    shardings = [getattr(leaf, "sharding", None) for leaf in lifted.leaves]
+    if any(isinstance(s, jax.sharding.NamedSharding) and s.mesh.size > 1 for s in shardings):
+        return True
+    return any(
+        op.primitive == "sharding_constraint"
+        or op.collective
+        or (op.subprogram is not None and op.subprogram.kind is Nesting.SHARD_MAP)
+        for op in graph.operations
+    )
