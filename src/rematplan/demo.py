@@ -48,9 +48,9 @@ class Scene:
 
 
 SCENES = (
-    Scene("mlp", "a deep multilayer perceptron", lambda: workloads.mlp(blocks=8), (0.6, 0.75, 0.9)),
+    Scene("mlp", "a deep multilayer perceptron", lambda: workloads.mlp(blocks=4), (0.6, 0.75, 0.9)),
     Scene("policy_mlp", "two layers, where a policy decides", workloads.policy_mlp, (0.8, 0.9, 1.0)),
-    Scene("gpt", "a small language model", workloads.gpt, (0.4, 0.6, 0.85)),
+    Scene("gpt", "a small language model", lambda: workloads.gpt(blocks=4), (0.4, 0.6, 0.85)),
 )
 
 
@@ -87,14 +87,16 @@ def _run_scene(scene: Scene, target: Target, out: Path, say: Progress) -> DemoRu
     quick = Method.PROBE if target.kind is Kind.TPU else Method.COMPILE
     compared = _compare.compare(work, target=target, method=quick, progress=say)
     unchecked = next(row for row in compared.rows if row.name == "plain").measurement.required_bytes
-    plans = _plans(work, target, [int(share * unchecked) // _MIB * _MIB for share in scene.shares], say)
+    plans = _plans(work, target, [max(int(share * unchecked) // _MIB, 1) * _MIB for share in scene.shares], say)
     baselines = _with_compiled(work, compared, target, plans, say)
     checks = [_verified(work, plan, say) for plan in plans]
     rows: list[dict[str, Any]] = []
     for plan in plans:
         assert plan.budget_bytes is not None
+        assert plan.measurement is not None  # a plan that was just made has one
+        figures = plain(plan.measurement.to_json())
         name = f"plan in {format_bytes(plan.budget_bytes)}"
-        rows.append({**plain(plan.measured), "name": name, "budget": plan.budget_bytes})
+        rows.append({**figures, "name": name, "budget": plan.budget_bytes})
         file = f"{scene.name}-{plan.budget_bytes // _MIB}MiB.plan.json"
         write_text(out / file, json.dumps(plan.to_json(), indent=1) + "\n", force=True)
     smallest = rows[0]
@@ -155,7 +157,7 @@ def _with_compiled(
 
 def _verified(work: Workload, plan: Plan, say: Progress) -> Verification:
     say(f"verifying the plan for {format_bytes(plan.budget_bytes or 0)}")
-    verification = _verify.verify(work, plan=plan)
+    verification = _verify.verify(work, plan=plan, progress=say)
     if not verification.passed:
         raise VerificationFailed(f"the plan for {work.name} is wrong: {' '.join(verification.differences)}")
     return verification

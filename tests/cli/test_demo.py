@@ -13,7 +13,7 @@ from rematplan.report.schemas import schema
 from rematplan.target.target import resolve
 
 SCENE = demo.Scene(
-    "small", "a small perceptron", lambda: workloads.mlp(blocks=4, batch=512, features=64), (0.1, 0.75, 1.0)
+    "small", "a small perceptron", lambda: workloads.mlp(blocks=4, batch=8192, features=128), (0.1, 0.75, 1.0)
 )
 
 

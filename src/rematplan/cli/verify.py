@@ -19,6 +19,9 @@ def verify(
     /,
     *sizes: Sizes,
     plan: Annotated[Path, Parameter(help="The plan file.")],
+    scale: Annotated[
+        str, Parameter(help="Size of the numerical check: `auto` (full, or fewer examples), `full`, or `none`.")
+    ] = "auto",
     options: Options = DEFAULTS,
 ) -> None:
     """Prove that a plan leaves the computation as it is: same program, same numbers, saved as planned."""
@@ -28,7 +31,7 @@ def verify(
 
         progress(f"tracing {workload}")
         work = load_workload(workload, sizes)
-        return rematplan.verify(work, plan=plan)
+        return rematplan.verify(work, plan=plan, scale=scale, progress=progress)
 
     record = execute("verify", options, action)
     if isinstance(record, Verification) and not record.passed:

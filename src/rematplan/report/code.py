@@ -122,6 +122,7 @@ def plan_text(plan: Plan) -> str:
     return render_text("plan", record_of(plan.to_json()))
 
 
+# plan files leave out timelines, which are as long as the programs
 _NO_TIMELINE = {"position": [], "live_bytes": [], "backward_starts": None, "at_peak": []}
 
 
@@ -130,14 +131,17 @@ def record_of(document: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "plan": dict(document),
         "predicted": dict(document["predicted"]),
-        "measured": dict(document["measured"]),
-        # plan files leave out timelines, which are as long as the programs
-        "baselines": [{"timeline": _NO_TIMELINE, **row} for row in document["baselines"]],
+        "measured": _with_timeline(document["measured"]),
+        "baselines": [_with_timeline(row) for row in document["baselines"]],
         "bound": {"seconds": None, **document["bound"]},
         "budget_bytes": document["budget_bytes"],
         "status": document["status"],
         "notes": list(document["notes"]),
     }
+
+
+def _with_timeline(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {"timeline": _NO_TIMELINE, **figures} if figures else {}
 
 
 def region_lines(document: Mapping[str, Any]) -> Sequence[str]:

@@ -17,7 +17,7 @@ from rematplan.program.graph import Nesting
 from rematplan.records import Frontier, FrontierPoint, Row
 from rematplan.report.run import versions
 from rematplan.search.planning import Found, Search
-from rematplan.target.measurement import Measurement, Source
+from rematplan.target.measurement import Source
 from rematplan.target.target import Target, resolve
 from rematplan.workload import Workload
 
@@ -105,8 +105,8 @@ def _as_plan(search: Search, found: Found) -> Plan:
         budget_bytes=found.budget_bytes,
         status="fits",
         predicted=found.best.predicted,
-        measured=_figures(found.best.measurement),
-        baselines=tuple(row.to_json() for row in _rows(search)),
+        measured=_without_timeline(found.best.measurement.to_json()),
+        baselines=tuple(_without_timeline(row.to_json()) for row in _rows(search)),
         bound={
             "seconds": found.bound_seconds,
             "basis": "the chain of blocks with the measured menus and prices, solved exactly; what these menus do not hold "
@@ -118,9 +118,9 @@ def _as_plan(search: Search, found: Found) -> Plan:
     )
 
 
-def _figures(measurement: Measurement) -> dict[str, Any]:
+def _without_timeline(figures: dict[str, Any]) -> dict[str, Any]:
     """The figures of a plan file: all but the timeline, which is as long as the program."""
-    return {k: v for k, v in measurement.to_json().items() if k != "timeline"}
+    return {k: v for k, v in figures.items() if k != "timeline"}
 
 
 def _rows(search: Search) -> tuple[Row, ...]:

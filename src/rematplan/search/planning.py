@@ -19,7 +19,7 @@ from rematplan.search.problem import Figures, Problem, Progress
 from rematplan.target.compiler import Method, Options, Rematerialization
 from rematplan.target.measurement import Measurement
 from rematplan.target.target import Kind, Target
-from rematplan.units import format_bytes
+from rematplan.units import format_bytes, format_bytes_up
 from rematplan.workload import Workload
 
 # Probes cost in proportion to the program; a compile costs a fixed time and more. So many operations may be probed in
@@ -250,7 +250,7 @@ class Search:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
         message = (
             f"the budget of {format_bytes(limit or 0)} cannot be met on {self.target.name}: the smallest plan found "
-            f"({candidate.name}) needs {format_bytes(smallest)} ({listed}). Raise the budget to that, cut the batch, or shard."
+            f"({candidate.name}) needs {format_bytes_up(smallest)} ({listed}). Raise the budget to that, cut the batch, or shard."
         )
         return InfeasibleBudget(message, minimum_bytes=smallest, parts=parts)
 
