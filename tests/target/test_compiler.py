@@ -105,7 +105,8 @@ def test_full_compile(program, full):
     assert full.seconds == full.cycles / 1.5e9
     assert full.seconds > probe.seconds > 0.5 * full.seconds  # a roofline is a lower bound, and not a wild one
     assert full.required_bytes == pytest.approx(probe.required_bytes, rel=0.01)
-    assert full.peak_bytes == pytest.approx(probe.peak_bytes, rel=0.02)
+    assert full.peak_bytes == pytest.approx(probe.peak_bytes, rel=1e-3)
+    assert full.peak_bytes < full.required_bytes
 
 
 def test_a_probe_predicts_the_cycles_of_what_was_learned(program, full):
@@ -121,7 +122,7 @@ def test_required_bytes_is_the_least_limit(program, full):
     accepted = measure(program, target=V5E, limit_bytes=enough)
     assert accepted.fits_limit is True
     assert accepted.required_bytes <= enough
-    refused = measure(program, target=V5E, limit_bytes=enough - 2 * MIB)
+    refused = measure(program, target=V5E, limit_bytes=enough - 2 * MIB)  # code bytes are estimated
     assert refused.fits_limit is False
     assert refused.required_bytes > enough - 2 * MIB
     assert "exceed" in refused.warnings[0].lower()
