@@ -35,7 +35,7 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # the compiler's report leaves out the padding of small arguments and outputs: up to 30 KB seen
 _SLACK_BYTES = 1 << 16
 # Code near a memory limit, libtpu 0.0.52: a fixed part, and one for each distinct kind of fusion; identical ones share
-# theirs. A product takes 0.45 MiB (attention) to 0.9 (large ones in bfloat16). Estimated and true MiB of whole programs:
+# theirs. A product takes 0.45 MiB (attention) to 0.9 (large ones in bfloat16). Estimated and true MiB of programs:
 # transformer 19.3 and 16.1; perceptrons 8.0 and 7.9, 15.7 and 16.0, 8.0 and 10.8; convolutions 7.6 and 6.3.
 _FIXED_CODE_BYTES = 1 << 20
 _CODE_BYTES_OF_PRODUCT = 650 << 10
