@@ -1,0 +1,1 @@
+"""Programs: from a function to plain data and back. Knows no budgets, solvers or compilers."""
