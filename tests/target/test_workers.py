@@ -141,7 +141,9 @@ def test_children_end_with_their_parent(how):
 def test_children_stay_off_real_devices_and_get_the_users_flags(monkeypatch):
     monkeypatch.setenv("JAX_PLATFORMS", "tpu")
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_something=1")
+    monkeypatch.setenv("TPU_PROCESS_BOUNDS", "1,2,4")
     environment = child_environment(Kind.TPU)
+    assert "TPU_PROCESS_BOUNDS" not in environment
     assert environment["JAX_PLATFORMS"] == "cpu"
     assert environment["TPU_SKIP_MDS_QUERY"] == "1"
     assert environment["LIBTPU_INIT_ARGS"] == "--xla_tpu_something=1"

@@ -40,6 +40,10 @@ _ENVIRONMENT = {
     Kind.GPU: {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
     Kind.CPU: {},
 }
+# They describe the machine's own TPUs (a TPU VM sets them, and so does JAX when it looks for one) and would be taken for a
+# description of the absent ones.
+_OF_REAL_DEVICES = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
+_KEPT = ("TPU_LIBRARY_PATH",)
 # what the user may set to change how programs compile; read by the children and part of the cache key
 USER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -48,7 +52,8 @@ def child_environment(kind: Kind) -> dict[str, str]:
     """The environment of a compile child: the user's, flags included, with what keeps it off real devices."""
     package_root = str(Path(__file__).resolve().parents[2])
     search_path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
-    return {**os.environ, **_COMMON_ENVIRONMENT, **_ENVIRONMENT[kind], "PYTHONPATH": search_path}
+    kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith(_OF_REAL_DEVICES)}
+    return {**kept, **_COMMON_ENVIRONMENT, **_ENVIRONMENT[kind], "PYTHONPATH": search_path}
 
 
 class Child:
