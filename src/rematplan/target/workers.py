@@ -40,8 +40,8 @@ _ENVIRONMENT = {
     Kind.GPU: {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
     Kind.CPU: {},
 }
-# They describe the machine's own TPUs (a TPU VM sets them, and so does JAX when it looks for one) and would be taken for a
-# description of the absent ones.
+# They describe the machine's own TPUs (a TPU VM sets them, and so does JAX when it looks for one) and would be taken
+# for a description of the absent ones.
 _OF_REAL_DEVICES = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
 _KEPT = ("TPU_LIBRARY_PATH",)
 # what the user may set to change how programs compile; read by the children and part of the cache key
