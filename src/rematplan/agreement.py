@@ -14,7 +14,7 @@ from rematplan import step
 from rematplan.lift import Lifted
 
 # XLA:CPU otherwise drops the barriers of checkpoint regions and merges recomputation with the original (jaxlib 0.10.2).
-CPU_OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+CPU_OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_allow_excess_precision": False}
 # Errors are relative to an array's largest magnitude. Checkpointing changes no operation, only how the compiler fuses
 # them: float32 sums in another order differ by 5e-7 on deep models, bfloat16 roundings that a fusion leaves out by 2e-3
 # (2**-8 is one rounding). Each limit is an order of magnitude above that and far below what a wrong value does.

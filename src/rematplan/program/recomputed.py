@@ -8,7 +8,7 @@ what the configuration says: a name that a value carries proves nothing, because
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -21,9 +21,9 @@ from rematplan.program import evaluate
 from rematplan.program.configuration import PLAIN, Configuration, Region
 from rematplan.program.flops import nested_jaxprs
 from rematplan.program.graph import Graph, Operation
-from rematplan.program.residuals import is_inexact, with_residuals
+from rematplan.program.residuals import is_inexact
 from rematplan.program.stamps import Path, path_of, stamped, with_all_loops
-from rematplan.program.trace import Traced, trace
+from rematplan.program.trace import Traced, trace_jaxpr
 
 # Equations that checkpointing itself adds; they compute nothing.
 _BOOKKEEPING = frozenset({"name", "reduce_precision", "optimization_barrier", "remat2", "checkpoint", "remat"})
@@ -61,7 +61,10 @@ class Mismatch:
 
 
 def saved_as_planned(
-    traced: Traced, configuration: Configuration, *, configured: Callable[[Traced, Configuration], Program] | None = None
+    traced: Traced,
+    configuration: Configuration,
+    *,
+    configured: Callable[[Traced, Configuration], Program] | None = None,
 ) -> tuple[Mismatch, ...]:
     """Compares what runs again with what the configuration says; regions with a policy of JAX's say nothing.
 
@@ -73,6 +76,8 @@ def saved_as_planned(
     allowed = planned(traced, configuration)
     found = []
     for path in sorted(again - allowed):
+        if any(path[:depth] in again for depth in range(1, len(path))):
+            continue  # it runs again with the loop around it, which has been looked at
         program, operation = _at(traced, path)
         region = _region_of(configuration, path)
         if region is not None and region.policy is not None or _runs_again_anyway(program, operation):
@@ -84,7 +89,10 @@ def saved_as_planned(
 
 
 def recomputed(
-    traced: Traced, configuration: Configuration, *, configured: Callable[[Traced, Configuration], Program] | None = None
+    traced: Traced,
+    configuration: Configuration,
+    *,
+    configured: Callable[[Traced, Configuration], Program] | None = None,
 ) -> frozenset[Path]:
     """The operations that run more often in the differentiated program than without any checkpointing."""
     make = configured or apply.configured
@@ -121,9 +129,6 @@ def planned(traced: Traced, configuration: Configuration) -> frozenset[Path]:
         found.update((index,) for index in _again(traced.graph, region))
     for index, inner in configuration.loops:
         found.update((index, *path) for path in planned(traced.bodies[index], inner))
-    # whatever a recomputed loop holds runs again with it
-    for path in tuple(found):
-        found.update((*path, *below) for below in _inside(traced, path))
     return frozenset(found)
 
 
@@ -137,17 +142,6 @@ def _again(graph: Graph, region: Region) -> list[int]:
             again.append(op.index)
             read.update(op.inputs)
     return again
-
-
-def _inside(traced: Traced, path: Path) -> Iterable[Path]:
-    for index in path[:-1]:
-        traced = traced.bodies[index]
-    body = traced.bodies.get(path[-1])
-    if body is None:
-        return
-    for op in body.graph.operations:
-        yield (op.index,)
-        yield from ((op.index, *below) for below in _inside(body, (op.index,)))
 
 
 def _at(traced: Traced, path: Path) -> tuple[Traced, Operation]:
@@ -172,37 +166,52 @@ def _region_of(configuration: Configuration, path: Path) -> Region | None:
 def _runs_again_anyway(traced: Traced, operation: Operation) -> bool:
     """Whether the operation runs again even with all of its outputs saved.
 
-    Its derivative then reads something that is neither input nor output, such as the permutation of a sort, and computes
-    the whole operation for it. No name can be put there.
+    Its derivative then reads something that is neither input nor output, such as the permutation of a sort, and what
+    computes that computes the outputs as well. No name can be put there.
     """
     equation = traced.equations[operation.index]
     function = evaluate.as_function(equation)
     leaves = [jax.ShapeDtypeStruct(traced.avals[v].shape, traced.avals[v].dtype) for v in equation.inputs]
     inexact = [i for i, leaf in enumerate(leaves) if is_inexact(leaf)]
-    alone = with_residuals(trace(function, leaves, differentiated=inexact))
-    if not inexact or not alone.equations:
-        return False
-    saved = frozenset(o for e in alone.equations for o in e.outputs if o >= 0)
-    everything = Configuration((Region(0, len(alone.equations), saved),))
-    marked = stamped(alone)
-    counts = [
-        executions(apply.configured(marked, with_all_loops(marked, c)), leaves, inexact, cotangents=True)
-        for c in (everything, PLAIN)
+
+    def forward(*values: Any) -> tuple[list[Any], list[Any]]:
+        def primal(*differentiated: Any) -> tuple[list[Any], list[Any]]:
+            everything = list(values)
+            for index, value in zip(inexact, differentiated, strict=True):
+                everything[index] = value
+            outputs = function(*everything)
+            return [o for o in outputs if is_inexact(o)], outputs
+
+        _, transpose, outputs = jax.vjp(primal, *[values[i] for i in inexact], has_aux=True)
+        return outputs, [r for r in jax.tree.leaves(transpose) if hasattr(r, "dtype")]
+
+    flat = trace_jaxpr(jax.make_jaxpr(forward)(*leaves), differentiated=())
+    count = sum(o >= 0 for o in equation.outputs)
+    ids = [
+        {o for o in outputs if not isinstance(o, jex.Literal)}
+        for outputs in (flat.outputs[:count], flat.outputs[count:])
     ]
-    return sum(counts[0][key] for key in counts[0] if key[1] not in _BOOKKEEPING) > sum(
-        counts[1][key] for key in counts[1] if key[1] not in _BOOKKEEPING
-    )
+    results, residuals = ids
+    computes_results = _ancestors(flat.graph, results, available=frozenset())
+    return not computes_results.isdisjoint(_ancestors(flat.graph, residuals - results, available=frozenset(results)))
 
 
-def executions(
-    function: Program, leaves: Sequence[Any], differentiated: Sequence[int], *, cotangents: bool = False
-) -> Counts:
+def _ancestors(graph: Graph, values: set[int], *, available: frozenset[int]) -> set[int]:
+    """The operations that compute these values from the inputs and from what is available."""
+    wanted = set(values)
+    found = set()
+    for op in reversed(graph.operations):
+        if any(v in wanted and v not in available for v in op.outputs):
+            found.add(op.index)
+            wanted.update(op.inputs)
+    return found
+
+
+def executions(function: Program, leaves: Sequence[Any], differentiated: Sequence[int]) -> Counts:
     """Counts the live equations of a function and its gradient by the operation that they come from.
 
     Args:
-      function: flat leaves -> flat outputs, its equations marked (`stamps.py`).
-      cotangents: differentiate all inexact outputs, each with a cotangent of its own, instead of the scalar that comes
-        first.
+      function: flat leaves -> flat outputs, the scalar loss first, its equations marked (`stamps.py`).
     """
 
     def gradient(*values: Any) -> Any:
@@ -210,12 +219,12 @@ def executions(
             everything = list(values)
             for index, parameter in zip(differentiated, parameters, strict=True):
                 everything[index] = parameter
-            outputs = list(function(*everything))
-            return ([o for o in outputs if is_inexact(o)] if cotangents else outputs[0]), outputs
+            value, *rest = function(*everything)
+            return value, rest
 
-        value, transpose, outputs = jax.vjp(loss, *[values[i] for i in differentiated], has_aux=True)
-        # a cotangent that depends on an output, so that it is no constant
-        return outputs, transpose(value)
+        return jax.value_and_grad(loss, argnums=tuple(range(len(differentiated))), has_aux=True)(
+            *[values[i] for i in differentiated]
+        )
 
     closed = jax.make_jaxpr(gradient)(*leaves)
     counts: Counts = Counter()
@@ -233,9 +242,7 @@ def _count(jaxpr: Any, live_outputs: Sequence[bool], outer: Path, counts: Counts
         path = path_of(eqn.source_info.name_stack, outer)
         counts[path, eqn.primitive.name] += 1
         read = _count_nested(eqn, used, path, counts)
-        live.update(
-            v for v, keep in zip(eqn.invars, read, strict=True) if keep and not isinstance(v, jex.Literal)
-        )
+        live.update(v for v, keep in zip(eqn.invars, read, strict=True) if keep and not isinstance(v, jex.Literal))
     return [v in live for v in jaxpr.invars]
 
 

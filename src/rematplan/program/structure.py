@@ -32,8 +32,17 @@ _SHOWN = 3  # differences in a report
 
 
 @dataclass(frozen=True)
+class _Scalar:
+    """A literal in the program's text, as bytes of its dtype."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    content: bytes
+
+
+@dataclass(frozen=True)
 class _Step:
-    """One equation of a flattened program: operands are value numbers or literals."""
+    """One equation of a flattened program: operands are value numbers or scalars."""
 
     eqn: Any
     operands: tuple[Any, ...]
@@ -67,12 +76,15 @@ def _flatten(closed: Any) -> _Flat:
         for variable, array in zip(jaxpr.constvars, consts, strict=True):
             env[variable] = new()
             constants[env[variable]] = array
-        read: Callable[[Any], Any] = lambda atom: atom if isinstance(atom, jex.Literal) else env[atom]  # noqa: E731
+        read: Callable[[Any], Any] = lambda atom: _scalar(atom) if isinstance(atom, jex.Literal) else env[atom]  # noqa: E731
         for eqn in jaxpr.eqns:
             operands = [read(a) for a in eqn.invars]
             body = _opened(eqn)
+            converted = _converted(eqn, operands)
             if eqn.primitive.name == "name":
                 results: list[Any] = operands
+            elif converted is not None:
+                results = [converted]
             elif body is not None:
                 results = walk(body.jaxpr, body.consts, operands)
             else:
@@ -84,6 +96,25 @@ def _flatten(closed: Any) -> _Flat:
     inputs = tuple(new() for _ in closed.jaxpr.invars)
     outputs = tuple(walk(closed.jaxpr, closed.consts, inputs))
     return _Flat(inputs, _live(steps, outputs), outputs, constants)
+
+
+def _scalar(literal: Any) -> _Scalar:
+    array = np.asarray(literal.val).astype(literal.aval.dtype)
+    return _Scalar(str(array.dtype), array.shape, array.tobytes())
+
+
+def _converted(eqn: Any, operands: Sequence[Any]) -> Any:
+    """The result of a conversion that JAX folds away when it sees its operand, which depends on what was inlined."""
+    if eqn.primitive.name != "convert_element_type" or eqn.params.get("sharding") is not None:
+        return None
+    new = eqn.params["new_dtype"]
+    if eqn.invars[0].aval.dtype == new:
+        return operands[0]  # only weak types differ
+    known = operands[0]
+    if isinstance(known, _Scalar):
+        array = np.frombuffer(known.content, jnp.dtype(known.dtype)).reshape(known.shape).astype(new)
+        return _Scalar(str(array.dtype), array.shape, array.tobytes())
+    return None
 
 
 def _opened(eqn: Any) -> Any:
@@ -121,10 +152,8 @@ def _compare(one: _Flat, two: _Flat) -> list[str]:
     match = dict(zip(one.inputs, two.inputs, strict=True))
 
     def same(a: Any, b: Any) -> bool:
-        if isinstance(a, jex.Literal) and isinstance(b, jex.Literal):
-            return a.aval == b.aval and _equal_arrays(a.val, b.val)
-        if isinstance(a, jex.Literal) or isinstance(b, jex.Literal):
-            return False
+        if isinstance(a, _Scalar) or isinstance(b, _Scalar):
+            return a == b
         if a in one.constants and b in two.constants and a not in match:
             if not _equal_arrays(one.constants[a], two.constants[b]):
                 return False
