@@ -53,7 +53,9 @@ DOMINANCE = ("mlp", "gpt", "vit", "resnet", "unet")
 
 def figures(console: Console, only: str) -> None:
     """The first table."""
-    table = Table("workload", "budget", "asked", "reached", "needs", "predicted", "error", "seconds", "compiles", "plan")
+    table = Table(
+        "workload", "budget", "asked", "reached", "needs", "predicted", "error", "seconds", "compiles", "plan"
+    )
     works: dict[str, rp.Workload] = {}
     for case in asked():
         if only and not case.name.startswith(only):
@@ -87,7 +89,9 @@ def figures(console: Console, only: str) -> None:
 
 def dominance(console: Console, only: str, target: str) -> None:
     """The second table."""
-    table = Table("workload", "target", "configuration", "needs", "ms", "plan needs", "plan ms", "time", "error", "holds")
+    table = Table(
+        "workload", "target", "configuration", "needs", "ms", "plan needs", "plan ms", "time", "error", "holds"
+    )
     for name in DOMINANCE:
         if only and name != only:
             continue

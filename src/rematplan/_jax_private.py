@@ -12,10 +12,11 @@ import flax
 import jax
 import numpy as np
 from jax._src import source_info_util  # no public way from an equation to its user frame (0.10.2)
-from jax._src.sharding_impls import UnspecifiedValue  # jit's "no sharding given" marker has no public test (0.10.2)
+from jax._src.named_sharding import UnspecifiedValue  # jit's "no sharding given" marker has no public test (0.10.2)
 
 # frames of these packages are not the user's
-_LIBRARIES = tuple(os.path.dirname(os.path.abspath(p.__file__)) + os.sep for p in (jax, flax) if p.__file__) + (
+_LIBRARIES = (
+    *(os.path.dirname(os.path.abspath(p.__file__)) + os.sep for p in (jax, flax) if p.__file__),
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
 )
 _OWN_MODELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workloads") + os.sep
@@ -35,6 +36,16 @@ def user_location(source_info: Any) -> str:
         if frame.file_name.startswith(_OWN_MODELS) or not frame.file_name.startswith(_LIBRARIES):
             return text
     return fallback
+
+
+def checkpointing(eqn: Any) -> tuple[str, Any]:
+    """What an equation of JAX's new remat is: ("name", None), ("region", closed jaxpr) or ("", None).
+
+    Under JAX_REMAT3=1 names and regions are objects in one primitive's parameter; their classes are private (0.10.2).
+    """
+    held = eqn.params.get("_prim") if eqn.primitive.name == "call_hi_primitive" else None
+    kind = {"CheckpointName": "name", "RematTraced": "region"}.get(type(held).__name__, "")
+    return kind, held.params["jaxpr"] if held is not None and kind == "region" else None
 
 
 def itemsize(dtype: Any) -> int:

@@ -129,8 +129,8 @@ class Plan:
             content = json.loads(text)
         except ValueError as error:
             raise PlanMismatch(
-                f"plan {path} is not valid JSON ({error}); the file was cut short or edited by hand: write it again with "
-                "`rematplan plan -o`"
+                f"plan {path} is not valid JSON ({error}); the file was cut short or edited by hand: write it again "
+                "with `rematplan plan -o`"
             ) from error
         return _from_json(content, f"plan {path}")
 
@@ -153,8 +153,8 @@ def _from_json(content: Any, label: str) -> Plan:
         )
     if content.get("version") != VERSION:
         raise PlanMismatch(
-            f"{label} has format version {content.get('version')!r}, this rematplan reads version {VERSION}; plan again, or "
-            "use the rematplan that wrote it"
+            f"{label} has format version {content.get('version')!r}, this rematplan reads version {VERSION}; plan again, "
+            "or use the rematplan that wrote it"
         )
     try:
         known = {f.name for f in dataclasses.fields(Plan)} - {"measurement", "regions", "loops", "name"}
@@ -167,7 +167,13 @@ def _from_json(content: Any, label: str) -> Plan:
 
 
 def _region(content: Mapping[str, Any]) -> PlanRegion:
-    return PlanRegion(**{**content, "saved": tuple(content["saved"])})
+    return PlanRegion(
+        first=content["first"],
+        last=content["last"],
+        saved=tuple(content["saved"]),
+        module=content.get("module", ""),
+        prevent_cse=content.get("prevent_cse", True),
+    )
 
 
 def _frozen(value: Any) -> Any:

@@ -72,8 +72,8 @@ def _check(traced: Traced, configuration: Configuration) -> None:
         for op in traced.graph.operations[region.start : region.stop]:
             if op.barrier:
                 raise PlanMismatch(
-                    f"the region from operation {region.start} to {region.stop} would run {op.name} ({op.location}) twice: "
-                    "callbacks and ordered effects stay outside regions; end the region before it"
+                    f"the region from operation {region.start} to {region.stop} would run {op.name} ({op.location}) "
+                    "twice: callbacks and ordered effects stay outside regions; end the region before it"
                 )
 
 
@@ -140,7 +140,8 @@ def _named_in_derivative(equation: Equation, named: Mapping[int, str]) -> Callab
     """The equation with its outputs named where its own derivative reads them.
 
     A derivative rule that reads its output (exp, tanh, rsqrt, ...) would otherwise read the unnamed value, so naming the
-    result alone saves it and recomputes it all the same.
+    result alone saves it and recomputes it all the same. The names stand outside of the custom rule: under JAX_REMAT3=1
+    names in a rule are dropped (0.10.2).
     """
     function = evaluate.as_function(equation)
     kept = [o for o in equation.outputs if o >= 0]
@@ -148,43 +149,55 @@ def _named_in_derivative(equation: Equation, named: Mapping[int, str]) -> Callab
     inexact = [i for i, v in enumerate(equation.variables()) if is_inexact(v.aval)]
     inexact_results = [i for i, a in enumerate(results) if is_inexact(a)]
 
-    def name_all(outs: Sequence[Any]) -> list[Any]:
-        return [checkpoint_name(x, named[o]) if o in named else x for o, x in zip(kept, outs, strict=True)]
+    def derivative(inputs: Sequence[Any], directions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        def primal(*differentiated: Any) -> tuple[list[Any], list[Any]]:
+            full = list(inputs)
+            for position, x in zip(inexact, differentiated, strict=True):
+                full[position] = x
+            out = function(*full)
+            return [out[i] for i in inexact_results], out
+
+        _, out_tangents, out = jax.jvp(primal, [inputs[i] for i in inexact], directions, has_aux=True)
+        return out, out_tangents
 
     @jax.custom_jvp
-    def wrapped(*inputs: Any) -> list[Any]:
-        return name_all(function(*inputs))
+    def attached(outputs: list[Any], inputs: list[Any]) -> list[Any]:
+        """The outputs; differentiated, they are the equation's result at these inputs."""
+        return outputs
 
-    @wrapped.defjvp
+    @attached.defjvp
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:  # pyright: ignore[reportUnusedFunction]
-        def derivative(inputs: Sequence[Any], directions: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            def primal(*differentiated: Any) -> tuple[list[Any], list[Any]]:
-                full = list(inputs)
-                for position, x in zip(inexact, differentiated, strict=True):
-                    full[position] = x
-                out = function(*full)
-                return [out[i] for i in inexact_results], out
-
-            _, out_tangents, out = jax.jvp(primal, [inputs[i] for i in inexact], directions, has_aux=True)
-            return out, out_tangents
-
-        directions = [tangents[i] for i in inexact]
-        flat = trace_jaxpr(jax.make_jaxpr(derivative)(list(primals), directions), differentiated=())
-        env = dict(zip(flat.graph.inputs, [*primals, *directions], strict=True))
+        outputs, inputs = primals
+        directions = [tangents[1][i] for i in inexact]
+        flat = trace_jaxpr(jax.make_jaxpr(derivative)(inputs, directions), differentiated=())
+        env = dict(zip(flat.graph.inputs, [*inputs, *directions], strict=True))
         env.update(flat.constants)
-        inside = {
-            v: named[o]
-            for o, v in zip(kept, flat.outputs[: len(kept)], strict=True)
-            if o in named and not isinstance(v, jex.Literal)
-        }
-        for inner in flat.equations:
-            evaluate.run([inner], env)
-            for o in inner.outputs:
-                if o in inside:
-                    env[o] = checkpoint_name(env[o], inside[o])
-        outs = evaluate.outputs(flat, env)
-        given = dict(zip(inexact_results, outs[len(kept) :], strict=True))
-        zeros = [np.zeros(a.shape, jax.dtypes.float0) if i not in given else given[i] for i, a in enumerate(results)]
-        return outs[: len(kept)], zeros
+        given = {v: x for v, x in zip(flat.outputs, outputs, strict=False) if not isinstance(v, jex.Literal)}
+        env = {**given, **env}
+        for inner in _deriving(flat, len(kept), given):
+            outs = evaluate.as_function(inner)(*[env[i] for i in inner.inputs])
+            for o, x in zip((o for o in inner.outputs if o >= 0), outs, strict=True):
+                env.setdefault(o, x)
+        out_tangents = [o.val if isinstance(o, jex.Literal) else env[o] for o in flat.outputs[len(kept) :]]
+        known = dict(zip(inexact_results, out_tangents, strict=True))
+        zeros = [np.zeros(a.shape, jax.dtypes.float0) if i not in known else known[i] for i, a in enumerate(results)]
+        return attached(outputs, inputs), zeros
+
+    def wrapped(*inputs: Any) -> list[Any]:
+        outputs = [
+            checkpoint_name(x, named[o]) if o in named else x for o, x in zip(kept, function(*inputs), strict=True)
+        ]
+        return attached(outputs, list(inputs))
 
     return wrapped
+
+
+def _deriving(flat: Traced, primal: int, given: Mapping[int, Any]) -> list[Equation]:
+    """The equations that the outputs after the first `primal` take, where the values in `given` are known."""
+    wanted = {o for o in flat.outputs[primal:] if not isinstance(o, jex.Literal) and o not in given}
+    found: list[Equation] = []
+    for equation in reversed(flat.equations):
+        if wanted.intersection(equation.outputs):
+            found.append(equation)
+            wanted.update(i for i in equation.inputs if i not in given)
+    return found[::-1]

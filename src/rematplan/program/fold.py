@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from jax.extend import core as jex
 
@@ -51,7 +52,7 @@ class Folded:
                 continue
             saved = frozenset(value[v] for v in region.saved if v in value)
             regions.append(replace(region, start=kept[0], stop=kept[-1] + 1, saved=saved))
-        for before, after in zip(regions, regions[1:], strict=False):
+        for before, after in pairwise(regions):
             if after.start < before.stop:
                 raise CannotFold("a region is only partly kept")
         loops = tuple((position[i], c) for i, c in original.loops if i in position)

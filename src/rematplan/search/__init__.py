@@ -109,8 +109,8 @@ def _as_plan(search: Search, found: Found) -> Plan:
         baselines=tuple(_without_timeline(row.to_json()) for row in _rows(search)),
         bound={
             "seconds": found.bound_seconds,
-            "basis": "the chain of blocks with the measured menus and prices, solved exactly; what these menus do not hold "
-            "is not covered",
+            "basis": "the chain of blocks with the measured menus and prices, solved exactly; what these menus do not "
+            "hold is not covered",
         },
         notes=_notes(search, found),
         versions=versions(),
@@ -144,7 +144,7 @@ def _notes(search: Search, found: Found) -> tuple[str, ...]:
     notes = [f"chosen: {found.best.candidate.name}"]
     spent = found.search
     notes.append(
-        f"searched {spent['total_seconds']:.0f} s in all: {spent['total_probes']} probes, {spent['total_compiles']} compiles"
+        f"searched {spent['total_seconds']:.0f} s: {spent['total_probes']} probes, {spent['total_compiles']} compiles"
     )
     for op in search.problem.graph.operations:
         if op.subprogram is not None and op.subprogram.kind is Nesting.REGION:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import jax
 
@@ -237,7 +238,7 @@ def levels(menus: Sequence[tuple[SaveSet, ...]], most: int) -> list[float]:
 def _prices(sets: Sequence[SaveSet]) -> list[float]:
     return [
         (a.recompute_seconds - b.recompute_seconds) / (b.saved_bytes - a.saved_bytes)
-        for a, b in zip(sets, sets[1:], strict=False)
+        for a, b in pairwise(sets)
         if b.saved_bytes > a.saved_bytes
     ]
 

@@ -1,4 +1,4 @@
-"""The search: measure candidates cheaply, mix them, compile the best whole, correct, confirm.
+"""The search: measure candidates cheaply, mix them, compile the best whole, correct.
 
 Comes in: a workload, a target and budgets. Goes out: plans that the target's compiler says fit. Everything measured for
 one budget serves the next. Does not know how candidates are made, chains solved or programs compiled.
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rematplan.errors import CompilerError, InfeasibleBudget
+from rematplan.errors import InfeasibleBudget
 from rematplan.search.candidates import ONE_BLOCK, Candidate, hand_written, in_loops, over_chain
 from rematplan.search.mixing import Priced, mixes
 from rematplan.search.prices import Prices
 from rematplan.search.problem import Figures, Problem, Progress
-from rematplan.target.compiler import Method, Options, Rematerialization
+from rematplan.target.compiler import Method, Options
 from rematplan.target.measurement import Measurement
-from rematplan.target.target import Kind, Target
+from rematplan.target.target import Target
 from rematplan.units import format_bytes, format_bytes_up
 from rematplan.workload import Workload
 
@@ -101,7 +101,7 @@ class Search:
             self.measured[c.configuration] = Priced(c, figures)
 
     def _first_wave(self) -> None:
-        """Hand-written configurations, loop bodies, one block a region at every level, other groupings saving nothing."""
+        """Hand-written configurations, loop bodies, one block a region at every level, others saving nothing."""
         self._probe([c for c in self._hand_written if not c.compiler_rematerializes])
         plain = next(c for c in self._hand_written if c.name == "plain")
         self.plain = self.measured[plain.configuration].figures
@@ -250,7 +250,8 @@ class Search:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
         message = (
             f"the budget of {format_bytes(limit or 0)} cannot be met on {self.target.name}: the smallest plan found "
-            f"({candidate.name}) needs {format_bytes_up(smallest)} ({listed}). Raise the budget to that, cut the batch, or shard."
+            f"({candidate.name}) needs {format_bytes_up(smallest)} ({listed}). Raise the budget to that, cut the batch, "
+            "or shard."
         )
         return InfeasibleBudget(message, minimum_bytes=smallest, parts=parts)
 
@@ -266,17 +267,6 @@ class Search:
     def smallest_bytes(self) -> int:
         """The least that any measured candidate needs."""
         return min(p.figures.required_bytes for p in self.measured.values())
-
-    def confirm(self, found: Found) -> Measurement | None:
-        """Compiles the plan under the compiler's default options; None where that is what was done already."""
-        if self.target.kind is not Kind.TPU:
-            return None
-        options = Options(method=Method.COMPILE, rematerialization=Rematerialization.ON)
-        candidate = found.best.candidate
-        try:
-            return self.problem.compile([(candidate.name, candidate.configuration, None)], [options])[0]
-        except CompilerError:
-            return None
 
 
 def _margins(tried: dict[Any, Compiled], budget: int) -> dict[str, int]:

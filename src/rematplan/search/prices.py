@@ -30,7 +30,7 @@ class Prices:
 
     def seconds(self, measurement: Measurement) -> float:
         """Seconds of a program: from its cycles where there are any, else predicted from those of others, else a roofline."""
-        if self._cycles and measurement.cycles is None and len(self._table) and self._target.chip is not None:
+        if self._cycles and measurement.cycles is None and self._target.chip is not None:
             return self._table.predict(measurement.costs).cycles / self._target.chip.clock_hz
         if measurement.seconds is None:
             # no rates are known for this target: bytes moved rank
