@@ -30,7 +30,9 @@ SAME_BYTES_SHARE = 0.02
 # A block with less than this share of the work is left outside regions when it is first or last.
 LIGHT_SHARE = 0.02
 MENU_LIMIT = 24
-ONE_BLOCK = "one block"
+ONE_BLOCK = "regions of one block"
+PARTS = "regions of a part of a block"
+ONE_REGION = "one region around all blocks"
 
 
 @dataclass(frozen=True)
@@ -134,15 +136,15 @@ def groupings(problem: Problem) -> dict[str, tuple[list[tuple[int, int]], int | 
     sizes = sorted({1, 2, 3, 4, round(math.sqrt(len(coarse))), *((8,) if len(coarse) >= 16 else ())})
     for size in sizes:
         if size == 1 or 1 < size < len(coarse):
-            found[ONE_BLOCK if size == 1 else f"{size} blocks"] = (_grouped(coarse, size), size)
+            found[ONE_BLOCK if size == 1 else f"regions of {size} blocks"] = (_grouped(coarse, size), size)
     fine = _inner(problem.fine)
     if len(fine) > len(coarse):
-        found["part of a block"] = (_grouped(fine, 1), 1)
+        found[PARTS] = (_grouped(fine, 1), 1)
     if len(coarse) > 1:
-        found["all blocks"] = (_grouped(coarse, len(coarse)), 1)
+        found[ONE_REGION] = (_grouped(coarse, len(coarse)), 1)
     everything = [b for b in problem.coarse if b.flops > 0]
     if len(everything) > len(coarse):
-        found["one block, ends included,"] = (_grouped(everything, 1), 1)
+        found["regions of one block, ends included"] = (_grouped(everything, 1), 1)
     return found
 
 
@@ -256,7 +258,7 @@ def over_chain(problem: Problem, *, most_levels: int) -> dict[str, list[Candidat
     fine_menus = Menus(problem, problem.graph, problem.fine)
     found: dict[str, list[Candidate]] = {}
     for name, (ranges, period) in groupings(problem).items():
-        source = fine_menus if name == "part of a block" else menus
+        source = fine_menus if name == PARTS else menus
         sets = [source.of(start, stop) for start, stop in ranges]
         found[name] = []
         for number, price in enumerate(levels(sets, most_levels)):
@@ -280,8 +282,37 @@ def _candidate(
         for (start, stop), s in zip(ranges, chosen, strict=True)
     )
     saved = sum(s.saved_bytes for s in chosen)
-    name = f"{grouping} a region, saving " + (format_bytes(saved) if saved else "nothing")
+    name = f"{grouping}, saving " + (format_bytes(saved) if saved else "nothing")
     return Candidate(name, Configuration(regions), grouping, level, period, spans)
+
+
+def between(problem: Problem, low: Candidate, high: Candidate, share: float) -> Candidate | None:
+    """One region that saves in its last blocks what `high` saves, and in the others what `low` saves.
+
+    What is recomputed in the first blocks is recomputed last, when most of what was kept has been freed.
+
+    Args:
+      share: of the blocks that save as `high` does; None is returned if that is all or none.
+    """
+    (region,) = low.configuration.regions
+    inside = [b for b in problem.coarse if region.start <= b.start and b.stop <= region.stop]
+    count = int(share * len(inside))
+    if not 0 < count < len(inside):
+        return None
+    cut = inside[len(inside) - count].start
+    producer = problem.graph.producer
+    saved = {v for v in region.saved if producer[v] < cut}
+    saved |= {v for v in high.configuration.regions[0].saved if producer[v] >= cut}
+    kept = low.spans[0].kept_bytes + int(share * (high.spans[0].kept_bytes - low.spans[0].kept_bytes))
+    recompute = low.spans[0].recompute_seconds * (1 - share) + high.spans[0].recompute_seconds * share
+    size = sum(problem.graph.values[v].bytes for v in saved)
+    return Candidate(
+        f"{ONE_REGION}, saving {format_bytes(size)}, most in the last {count} of {len(inside)}",
+        Configuration((replace(region, saved=frozenset(saved)),)),
+        ONE_REGION,
+        low.level,
+        spans=(Span(region.start, region.stop, kept, recompute),),
+    )
 
 
 def region_input_bytes(graph: Graph, start: int, stop: int) -> int:

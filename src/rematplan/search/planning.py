@@ -9,10 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from rematplan.errors import InfeasibleBudget
-from rematplan.search.candidates import ONE_BLOCK, Candidate, hand_written, in_loops, over_chain
+from rematplan.search.candidates import ONE_BLOCK, ONE_REGION, Candidate, between, hand_written, in_loops, over_chain
 from rematplan.search.mixing import Priced, mixes
 from rematplan.search.prices import Prices
 from rematplan.search.problem import Figures, Problem, Progress
@@ -31,6 +32,8 @@ LEVELS = 7
 # Mixtures that are compiled beside uniform candidates, at most.
 MIXES = 2
 MIX_ROUNDS = 2
+# Shares of the room between two levels that one region around all blocks is filled to.
+FILLS = (1.0, 0.9)
 # A candidate predicted to be this much faster than the best compiled one is worth a compile.
 WORTH_COMPILING = 0.995
 # Seconds within this are a tie, which the smaller program wins.
@@ -117,7 +120,10 @@ class Search:
             best = min(fitting, key=lambda p: p.figures.seconds).candidate.level
         else:
             best = min(levels, key=lambda p: p.figures.required_bytes).candidate.level if levels else 0
-        self._probe([c for found in self._over_chain.values() for c in found if c.level == min(best, len(found) - 1)])
+        chosen = [c for found in self._over_chain.values() for c in found if c.level == min(best, len(found) - 1)]
+        # one region is filled up between two levels (`_fill`), so the next one is wanted too
+        chosen += [c for c in self._over_chain.get(ONE_REGION, ()) if c.level == best + 1]
+        self._probe(chosen)
 
     def _seconds(self, priced: Priced) -> float:
         """Seconds by the newest prices: every full compile teaches some."""
@@ -190,16 +196,30 @@ class Search:
         margin = _margins(tried, most)
         rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in priced]
         bound = self._mix(plain, priced, most)
+        self._fill(most - margin.get(ONE_REGION, 0))
         rows += [
             (p.candidate, p.figures.seconds, _predicted(p.figures))
             for p in self.measured.values()
-            if p.candidate.grouping == "mixed" and all(p.candidate is not c for c, _, _ in rows)
+            if all(p.candidate is not c for c, _, _ in rows)
         ]
         need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)  # noqa: E731
         fitting = [r for r in rows if need(r) <= most]
         if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):
             fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
         return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), bound
+
+    def _fill(self, budget: int) -> None:
+        """Probes one region around all blocks that saves just as much as the budget allows, between two levels."""
+        whole = sorted(
+            (p for p in self.measured.values() if p.candidate.grouping == ONE_REGION and p.candidate.spans),
+            key=lambda p: p.figures.required_bytes,
+        )
+        for low, high in pairwise(whole):
+            below, above = low.figures.required_bytes, high.figures.required_bytes
+            if below <= budget < above:
+                share = (budget - below) / (above - below)
+                found = [between(self.problem, low.candidate, high.candidate, share * part) for part in FILLS]
+                self._probe([c for c in found if c is not None])
 
     def _mix(self, plain: Figures, priced: Sequence[Priced], budget: int) -> float | None:
         """Probes the chain's fastest mixtures; where they need more than it said, asks it again for so much less.
