@@ -66,7 +66,7 @@ def compare(
     two, _ = _run(lifted, planned, differentiated, leaves)
     errors = {"outputs": 0.0, "gradients": 0.0, "state": 0.0}
     kinds = {"loss": "outputs", "aux": "outputs", "gradient": "gradients", "state": "state"}
-    largest = {kind: 0.0 for kind in errors}
+    largest = dict.fromkeys(errors, 0.0)
     for a, info in zip(one, infos, strict=True):
         if np.issubdtype(a.dtype, np.inexact) and a.size:
             kind = kinds[info.kind]

@@ -26,7 +26,9 @@ from rematplan.program.stamps import Path, path_of, stamped, with_all_loops
 from rematplan.program.trace import Traced, trace_jaxpr
 
 # Equations that checkpointing itself adds; they compute nothing.
-_BOOKKEEPING = frozenset({"name", "reduce_precision", "optimization_barrier", "remat2", "checkpoint", "remat"})
+_BOOKKEEPING = frozenset(
+    {"name", "reduce_precision", "optimization_barrier", "remat2", "checkpoint", "remat", "call_hi_primitive"}
+)
 
 Counts = Counter[tuple[Path, str]]
 """How many live equations of a primitive come from an operation."""
@@ -80,7 +82,7 @@ def saved_as_planned(
             continue  # it runs again with the loop around it, which has been looked at
         program, operation = _at(traced, path)
         region = _region_of(configuration, path)
-        if region is not None and region.policy is not None or _runs_again_anyway(program, operation):
+        if (region is not None and region.policy is not None) or _runs_again_anyway(program, operation):
             continue
         kept = [program.graph.values[v].name for v in operation.outputs if region is not None and v in region.saved]
         deviation = Deviation.SAVED_YET_RECOMPUTED if kept else Deviation.RECOMPUTED_UNPLANNED

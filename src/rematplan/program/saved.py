@@ -60,7 +60,9 @@ class Saved:
     stacked: bool = False
 
 
-def forward_program(function: Callable[..., Sequence[Any]], leaves: Sequence[Any], differentiated: Sequence[int]) -> Any:
+def forward_program(
+    function: Callable[..., Sequence[Any]], leaves: Sequence[Any], differentiated: Sequence[int]
+) -> Any:
     """The forward pass as a closed jaxpr whose outputs are the residuals.
 
     Args:
@@ -201,4 +203,6 @@ def _is_identity(eqn: Any) -> bool:
     if eqn.primitive.name == "reduce_precision":  # JAX puts one on each saved value of a checkpoint region (0.10.2)
         kind = jnp.finfo(eqn.invars[0].aval.dtype)
         return (eqn.params["exponent_bits"], eqn.params["mantissa_bits"]) == (kind.nexp, kind.nmant)
+    if _jax_private.checkpointing(eqn)[0] == "name":
+        return True
     return eqn.primitive.name in ("name", "optimization_barrier", "copy_p")

@@ -81,7 +81,7 @@ def _flatten(closed: Any) -> _Flat:
             operands = [read(a) for a in eqn.invars]
             body = _opened(eqn)
             converted = _converted(eqn, operands)
-            if eqn.primitive.name == "name":
+            if eqn.primitive.name == "name" or _jax_private.checkpointing(eqn)[0] == "name":
                 results: list[Any] = operands
             elif converted is not None:
                 results = [converted]
@@ -126,11 +126,11 @@ def _opened(eqn: Any) -> Any:
         return bodies[0] if all(map(_jax_private.is_unspecified, shardings)) else None
     if name in _REGIONS:
         return bodies[0]
-    if name == "custom_jvp_call":
-        inside = [e.primitive.name for e in bodies[0].jaxpr.eqns]
-        # the wrapper that `apply` puts around an operation whose derivative reads its own output
-        if "name" in inside and len([p for p in inside if p != "name"]) == 1:
-            return bodies[0]
+    if _jax_private.checkpointing(eqn)[0] == "region":
+        return _jax_private.checkpointing(eqn)[1]
+    # the wrapper that `apply` puts around an operation whose derivative reads its own output hands on its first operands
+    if name == "custom_jvp_call" and not bodies[0].jaxpr.eqns:
+        return bodies[0]
     return None
 
 
@@ -199,7 +199,7 @@ def _parameter(a: Any, b: Any) -> str:
     closed = [jex.ClosedJaxpr(p, ()) if isinstance(p, jex.Jaxpr) else p for p in (a, b)]
     if all(isinstance(p, jex.ClosedJaxpr) for p in closed):
         return "; ".join(differences(*closed))
-    if a is b or callable(a) and callable(b):
+    if a is b or (callable(a) and callable(b)):
         return ""
     texts = [_ADDRESS.sub("0x", str(p)) for p in (a, b)]
     return "" if texts[0] == texts[1] else f"{texts[0][:80]} became {texts[1][:80]}"
