@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import jax
 
-from rematplan.planner.baselines import baselines
+from rematplan.planner.baselines import DOTS_NO_BATCH, baselines
 from rematplan.planner.blocks import Block, Granularity, blocks
 from rematplan.planner.menu import SaveSet, menu, stretch
 from rematplan.program.configuration import Configuration, Region
@@ -33,6 +33,7 @@ MENU_LIMIT = 24
 ONE_BLOCK = "regions of one block"
 PARTS = "regions of a part of a block"
 ONE_REGION = "one region around all blocks"
+TRIMMED = "one region, trimmed"
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,20 @@ def over_chain(problem: Problem, *, most_levels: int) -> dict[str, list[Candidat
     return found
 
 
+def products_in_one_region(problem: Problem) -> list[Candidate]:
+    """One region around all blocks that saves matrix products as they are, before what is fused into them.
+
+    A minimum cut saves a bias or an activation with the product where that recomputes less; a compiler that fuses the
+    product with what follows may do better with the bare product.
+    """
+    ranges, _ = groupings(problem).get(ONE_REGION, ([], None))
+    if len(ranges) != 1:
+        return []
+    ((start, stop),) = ranges
+    region = Region(start, stop, policy=DOTS_NO_BATCH)
+    return [Candidate(f"{ONE_REGION}, saving products", by_name(problem.traced, Configuration((region,))), ONE_REGION)]
+
+
 def _candidate(
     problem: Problem,
     grouping: str,
@@ -286,33 +301,25 @@ def _candidate(
     return Candidate(name, Configuration(regions), grouping, level, period, spans)
 
 
-def between(problem: Problem, low: Candidate, high: Candidate, share: float) -> Candidate | None:
-    """One region that saves in its last blocks what `high` saves, and in the others what `low` saves.
+def trimmed(problem: Problem, candidate: Candidate, over_bytes: int) -> list[Candidate]:
+    """A candidate of one region, saving nothing in as many first blocks as bring it `over_bytes` down, and in one more.
 
     What is recomputed in the first blocks is recomputed last, when most of what was kept has been freed.
-
-    Args:
-      share: of the blocks that save as `high` does; None is returned if that is all or none.
     """
-    (region,) = low.configuration.regions
-    inside = [b for b in problem.coarse if region.start <= b.start and b.stop <= region.stop]
-    count = int(share * len(inside))
-    if not 0 < count < len(inside):
-        return None
-    cut = inside[len(inside) - count].start
-    producer = problem.graph.producer
-    saved = {v for v in region.saved if producer[v] < cut}
-    saved |= {v for v in high.configuration.regions[0].saved if producer[v] >= cut}
-    kept = low.spans[0].kept_bytes + int(share * (high.spans[0].kept_bytes - low.spans[0].kept_bytes))
-    recompute = low.spans[0].recompute_seconds * (1 - share) + high.spans[0].recompute_seconds * share
-    size = sum(problem.graph.values[v].bytes for v in saved)
-    return Candidate(
-        f"{ONE_REGION}, saving {format_bytes(size)}, most in the last {count} of {len(inside)}",
-        Configuration((replace(region, saved=frozenset(saved)),)),
-        ONE_REGION,
-        low.level,
-        spans=(Span(region.start, region.stop, kept, recompute),),
-    )
+    (region,) = candidate.configuration.regions
+    graph = problem.graph
+    inside = [b for b in problem.coarse if region.start < b.stop and b.start < region.stop and b.flops > 0]
+    sizes = [sum(graph.values[v].bytes for v in region.saved if b.start <= graph.producer[v] < b.stop) for b in inside]
+    enough = next((k for k in range(1, len(inside)) if sum(sizes[:k]) >= over_bytes), None)
+    found = []
+    for count in () if enough is None else (enough, enough + 1):
+        if count >= len(inside):
+            continue
+        saved = frozenset(v for v in region.saved if graph.producer[v] >= inside[count].start)
+        name = f"{candidate.name}, nothing in the first {count} of {len(inside)} blocks"
+        # no spans: the chain does not mix it with others, it is cut to the budget itself
+        found.append(Candidate(name, Configuration((replace(region, saved=saved),)), TRIMMED))
+    return found
 
 
 def region_input_bytes(graph: Graph, start: int, stop: int) -> int:

@@ -9,11 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 from rematplan.errors import InfeasibleBudget
-from rematplan.search.candidates import ONE_BLOCK, ONE_REGION, Candidate, between, hand_written, in_loops, over_chain
+from rematplan.search.candidates import (
+    ONE_BLOCK,
+    ONE_REGION,
+    TRIMMED,
+    Candidate,
+    hand_written,
+    in_loops,
+    over_chain,
+    products_in_one_region,
+    trimmed,
+)
 from rematplan.search.mixing import Priced, mixes
 from rematplan.search.prices import Prices
 from rematplan.search.problem import Figures, Problem, Progress
@@ -32,8 +41,6 @@ LEVELS = 7
 # Mixtures that are compiled beside uniform candidates, at most.
 MIXES = 2
 MIX_ROUNDS = 2
-# Shares of the room between two levels that one region around all blocks is filled to.
-FILLS = (1.0, 0.9)
 # A candidate predicted to be this much faster than the best compiled one is worth a compile.
 WORTH_COMPILING = 0.995
 # Seconds within this are a tie, which the smaller program wins.
@@ -111,6 +118,7 @@ class Search:
         self._probe(in_loops(self.problem, most_levels=LEVELS))
         self._probe([c for name, levels in self._over_chain.items() if name == ONE_BLOCK for c in levels])
         self._probe([levels[0] for levels in self._over_chain.values()])
+        self._probe(products_in_one_region(self.problem))
 
     def _second_wave(self, budget: int) -> None:
         """The other groupings, at the levels that pay at this budget with one block a region."""
@@ -121,7 +129,7 @@ class Search:
         else:
             best = min(levels, key=lambda p: p.figures.required_bytes).candidate.level if levels else 0
         chosen = [c for found in self._over_chain.values() for c in found if c.level == min(best, len(found) - 1)]
-        # one region is filled up between two levels (`_fill`), so the next one is wanted too
+        # one region is cut to the budget (`_trim`), so what saves a little too much is wanted too
         chosen += [c for c in self._over_chain.get(ONE_REGION, ()) if c.level == best + 1]
         self._probe(chosen)
 
@@ -196,7 +204,7 @@ class Search:
         margin = _margins(tried, most)
         rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in priced]
         bound = self._mix(plain, priced, most)
-        self._fill(most - margin.get(ONE_REGION, 0))
+        self._trim(most, tried)
         rows += [
             (p.candidate, p.figures.seconds, _predicted(p.figures))
             for p in self.measured.values()
@@ -208,18 +216,18 @@ class Search:
             fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
         return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), bound
 
-    def _fill(self, budget: int) -> None:
-        """Probes one region around all blocks that saves just as much as the budget allows, between two levels."""
-        whole = sorted(
-            (p for p in self.measured.values() if p.candidate.grouping == ONE_REGION and p.candidate.spans),
-            key=lambda p: p.figures.required_bytes,
-        )
-        for low, high in pairwise(whole):
-            below, above = low.figures.required_bytes, high.figures.required_bytes
-            if below <= budget < above:
-                share = (budget - below) / (above - below)
-                found = [between(self.problem, low.candidate, high.candidate, share * part) for part in FILLS]
-                self._probe([c for c in found if c is not None])
+    def _trim(self, budget: int, tried: dict[Any, Compiled]) -> None:
+        """Probes single regions that are over the budget with less saved, so that they just fit."""
+        for p in list(self.measured.values()):
+            regions = p.candidate.configuration.regions
+            if len(regions) != 1 or not regions[0].saved or p.candidate.grouping == TRIMMED:
+                continue
+            compiled = tried.get(p.candidate.configuration)
+            needs = p.figures.required_bytes
+            if compiled is not None and compiled.measurement.fits_limit is False:
+                needs = max(compiled.measurement.required_bytes, budget + 1)
+            if needs > budget:
+                self._probe(trimmed(self.problem, p.candidate, needs - budget))
 
     def _mix(self, plain: Figures, priced: Sequence[Priced], budget: int) -> float | None:
         """Probes the chain's fastest mixtures; where they need more than it said, asks it again for so much less.

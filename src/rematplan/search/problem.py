@@ -32,6 +32,8 @@ Progress = Callable[[str], None]
 
 # Shorter runs are measured whole, which costs less than the two programs that they would be extrapolated from.
 SHORTEST_FOLDED_RUN = 12
+# Smaller programs are probed whole in a second or two, and nothing has to be extrapolated.
+FEWEST_FOLDED_OPERATIONS = 1200
 # How many repetitions are kept in the two programs that a whole one is extrapolated from. With fewer than four, a TPU
 # keeps what is saved in on-chip memory, and the straight line through both is far off (v5e, libtpu 0.0.52).
 FOLDED_REPETITIONS = (4, 6)
@@ -79,6 +81,8 @@ class Problem:
     @cached_property
     def repeated(self) -> Run | None:
         """The run of repeated coarse blocks that does most of the work, if it is long enough to be worth cutting."""
+        if len(self.graph.operations) < FEWEST_FOLDED_OPERATIONS:
+            return None
         long = [r for r in runs(self.coarse) if r.count * r.period >= SHORTEST_FOLDED_RUN and r.count >= 2]
         work = lambda r: sum(b.flops for b in self.coarse[r.first : r.stop])  # noqa: E731
         return max(long, key=work, default=None)
