@@ -7,6 +7,7 @@ Comes in: `Traced` and a `Configuration`. Goes out: a function of the program's 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,8 +20,8 @@ from rematplan.errors import PlanMismatch
 from rematplan.lift import Lifted
 from rematplan.program import evaluate
 from rematplan.program.configuration import Configuration, Region
-from rematplan.program.residuals import is_inexact, with_residuals
-from rematplan.program.trace import Equation, Traced, trace, trace_jaxpr
+from rematplan.program.residuals import is_inexact, with_named_residuals
+from rematplan.program.trace import Detail, Equation, Traced, trace, trace_jaxpr
 
 
 def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
@@ -34,9 +35,17 @@ def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
     """
     # whoever calls decides what is differentiated, so every inexact input counts
     inexact = [i for i, leaf in enumerate(lifted.leaves) if is_inexact(leaf)]
-    traced = with_residuals(trace(lifted.pure, lifted.leaves, differentiated=inexact))
+    traced = trace(lifted.pure, lifted.leaves, differentiated=inexact, detail=Detail.STRUCTURE)
     bodies = {index: body.graph for index, body in traced.bodies.items()}
-    return configured(traced, resolve(plan, traced.graph, bodies))
+    configuration = resolve(plan, traced.graph, bodies)
+    return configured(_named(traced, configuration), configuration)
+
+
+def _named(traced: Traced, configuration: Configuration) -> Traced:
+    """The program with what the derivatives of its saved values read, bodies of loops included."""
+    bodies = {**traced.bodies, **{i: _named(traced.bodies[i], inner) for i, inner in configuration.loops}}
+    saved = {v for region in configuration.regions for v in region.saved}
+    return with_named_residuals(replace(traced, bodies=bodies), saved)
 
 
 def configured(traced: Traced, configuration: Configuration) -> Callable[..., list[Any]]:

@@ -7,7 +7,7 @@ MIB = 1 << 20
 CHAIN = """HloModule jit_f, is_scheduled=true, entry_computation_layout={(f32[512,512]{1,0})->f32[512,512]{1,0}}
 
 FileNames
-1 "/home/user/model.py"
+1 "/models/model.py"
 2 "/usr/lib/python3/site-packages/flax/nnx/nn/linear.py"
 
 FunctionNames

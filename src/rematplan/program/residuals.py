@@ -7,6 +7,7 @@ primitives. Residuals that are neither input nor output of their equation are wa
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from jax.extend import core as jex
 
 from rematplan.program.evaluate import as_function
 from rematplan.program.graph import Nesting, Operation, ValueKind
-from rematplan.program.trace import Equation, Traced, trace_jaxpr
+from rematplan.program.trace import Equation, Traced, signature, trace_jaxpr
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,23 @@ def _backward(traced: Traced, active: frozenset[int], rules: dict[Any, Rule]) ->
     return needed, reached
 
 
+def with_named_residuals(traced: Traced, values: Collection[int]) -> Traced:
+    """Fills `Operation.needed` of the operations that define `values` only, as if every inexact input were differentiated.
+
+    That is all that applying a plan has to know, and much less work than `with_residuals`.
+    """
+    rules: dict[Any, Rule] = {}
+    operations = list(traced.graph.operations)
+    for index in {traced.graph.producer[v] for v in values}:
+        equation = traced.equations[index]
+        active = tuple(i for i, v in enumerate(equation.variables()) if is_inexact(v.aval))
+        kept = [o for o in equation.outputs if o >= 0]
+        found = rule(operations[index], equation, active, rules)
+        needed = {equation.inputs[i] for i in found.inputs} | {kept[i] for i in found.outputs}
+        operations[index] = replace(operations[index], needed=tuple(sorted(needed)))
+    return replace(traced, graph=replace(traced.graph, operations=tuple(operations)))
+
+
 def rule(op: Operation, equation: Equation, active: tuple[int, ...], cache: dict[Any, Rule]) -> Rule:
     """Traces the derivative of one equation with respect to the inputs at `active`."""
     if not active:
@@ -97,7 +115,7 @@ def rule(op: Operation, equation: Equation, active: tuple[int, ...], cache: dict
     literals = tuple(str(a.val) for a in equation.eqn.invars if isinstance(a, jex.Literal))
     repeated = tuple(equation.eqn.invars.index(v) for v in equation.variables())
     functions = tuple(id(v) for v in equation.eqn.params.values() if callable(v))
-    key = (op.signature, literals, repeated, functions, active)
+    key = (op.signature or signature(equation.eqn, {}), literals, repeated, functions, active)
     if key not in cache:
         cache[key] = _trace_rule(equation, active)
     return cache[key]

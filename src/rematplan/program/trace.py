@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import jax
@@ -38,6 +39,13 @@ CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback", "debug_
 COLLECTIVES = frozenset(
     "psum psum2 psum_invariant pmax pmin ppermute all_gather all_gather_invariant all_to_all reduce_scatter".split()
 )
+
+
+class Detail(Enum):
+    """How much a trace says of each operation."""
+
+    FULL = "full"
+    STRUCTURE = "structure"  # names, modules and wiring only: enough to apply a plan, in half the time
 
 
 @dataclass(frozen=True)
@@ -82,7 +90,13 @@ class Traced:
     differentiated: tuple[int, ...]
 
 
-def trace(function: Callable[..., Any], leaves: Sequence[Any], *, differentiated: Sequence[int]) -> Traced:
+def trace(
+    function: Callable[..., Any],
+    leaves: Sequence[Any],
+    *,
+    differentiated: Sequence[int],
+    detail: Detail = Detail.FULL,
+) -> Traced:
     """Traces `function(*leaves) -> list of arrays`.
 
     Args:
@@ -90,21 +104,24 @@ def trace(function: Callable[..., Any], leaves: Sequence[Any], *, differentiated
       differentiated: positions in `leaves` with respect to which the program is differentiated.
     """
     closed = jax.make_jaxpr(function)(*leaves)
-    return trace_jaxpr(closed, differentiated=differentiated)
+    return trace_jaxpr(closed, differentiated=differentiated, detail=detail)
 
 
-def trace_jaxpr(closed: Any, *, differentiated: Sequence[int], names: Sequence[str] = ()) -> Traced:
+def trace_jaxpr(
+    closed: Any, *, differentiated: Sequence[int], names: Sequence[str] = (), detail: Detail = Detail.FULL
+) -> Traced:
     """Flattens a closed jaxpr; `names` are readable names of its inputs."""
-    flat = _Flattener()
+    flat = _Flattener(detail)
     inputs = [flat.value(v.aval) for v in closed.jaxpr.invars]
     outputs = flat.inline(closed, inputs, None, "")
-    return _assemble(flat, inputs, outputs, tuple(differentiated), tuple(names))
+    return _assemble(flat, inputs, outputs, tuple(differentiated), tuple(names), detail)
 
 
 class _Flattener:
     """Walks a jaxpr and its inlined calls, numbering values in order of appearance."""
 
-    def __init__(self) -> None:
+    def __init__(self, detail: Detail) -> None:
+        self._locations = detail is Detail.FULL
         self.avals: list[Any] = []
         self.equations: list[Equation] = []
         self.constants: dict[int, Any] = {}
@@ -133,7 +150,7 @@ class _Flattener:
 
         for eqn in closed.jaxpr.eqns:
             full = eqn.source_info.name_stack if stack is None else stack + eqn.source_info.name_stack
-            location = _jax_private.user_location(eqn.source_info) or caller
+            location = (_jax_private.user_location(eqn.source_info) or caller) if self._locations else ""
             if eqn.primitive.name in INLINED and not _keeps_sharding(eqn):
                 body = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
                 if not isinstance(body, jex.ClosedJaxpr):
@@ -169,7 +186,12 @@ def _keeps_sharding(eqn: Any) -> bool:
 
 
 def _assemble(
-    flat: _Flattener, inputs: list[int], outputs: list[Any], differentiated: tuple[int, ...], names: tuple[str, ...]
+    flat: _Flattener,
+    inputs: list[int],
+    outputs: list[Any],
+    differentiated: tuple[int, ...],
+    names: tuple[str, ...],
+    detail: Detail,
 ) -> Traced:
     equations = _live(flat.equations, outputs)
     order = {v: i for i, v in enumerate(_used(inputs, flat.constants, equations))}
@@ -181,7 +203,7 @@ def _assemble(
     constants = {order[v]: a for v, a in flat.constants.items() if v in order}
     results = tuple(o if isinstance(o, jex.Literal) else order[o] for o in outputs)
 
-    operations, bodies = _operations(equations, avals)
+    operations, bodies = _operations(equations, detail)
     operation_of = {v: op for op in operations for v in op.outputs}
     values = []
     for i, aval in enumerate(avals):
@@ -229,7 +251,7 @@ def _used(inputs: list[int], constants: dict[int, Any], equations: list[Equation
     return [*inputs, *(c for c in constants if c in read), *(o for e in equations for o in e.outputs if o >= 0)]
 
 
-def _operations(equations: list[Equation], avals: Sequence[Any]) -> tuple[list[Operation], dict[int, Traced]]:
+def _operations(equations: list[Equation], detail: Detail) -> tuple[list[Operation], dict[int, Traced]]:
     counts: Counter[str] = Counter()
     operations, bodies = [], {}
     cache: dict[Any, Any] = {}
@@ -239,7 +261,7 @@ def _operations(equations: list[Equation], avals: Sequence[Any]) -> tuple[list[O
         stem = f"{module}/{eqn.primitive.name}" if module else eqn.primitive.name
         name = f"{stem}.{counts[stem]}" if counts[stem] else stem
         counts[stem] += 1
-        subprogram, body = _subprogram(eqn, cache)
+        subprogram, body = _subprogram(eqn, cache, detail)
         if body is not None:
             bodies[index] = body
         operations.append(
@@ -251,8 +273,8 @@ def _operations(equations: list[Equation], avals: Sequence[Any]) -> tuple[list[O
                 outputs=tuple(o for o in equation.outputs if o >= 0),
                 module=module,
                 location=equation.location,
-                flops=flops.of_equation(eqn),
-                signature=_signature(eqn, cache),
+                flops=flops.of_equation(eqn) if detail is Detail.FULL else 0.0,
+                signature=signature(eqn, cache) if detail is Detail.FULL else "",
                 barrier=bool(eqn.effects) or eqn.primitive.name in CALLBACKS,
                 collective=eqn.primitive.name in COLLECTIVES,
                 subprogram=subprogram,
@@ -261,7 +283,7 @@ def _operations(equations: list[Equation], avals: Sequence[Any]) -> tuple[list[O
     return operations, bodies
 
 
-def _subprogram(eqn: Any, cache: dict[Any, Any]) -> tuple[Subprogram | None, Traced | None]:
+def _subprogram(eqn: Any, cache: dict[Any, Any], detail: Detail) -> tuple[Subprogram | None, Traced | None]:
     nested = [j for _, j in flops.nested_jaxprs(eqn)]
     if not nested:
         return None, None
@@ -270,7 +292,7 @@ def _subprogram(eqn: Any, cache: dict[Any, Any]) -> tuple[Subprogram | None, Tra
     if key not in cache:
         body = nested[0]
         # whether a nested input is differentiated is decided by residuals.py, which knows what is active outside
-        cache[key] = trace_jaxpr(body, differentiated=())
+        cache[key] = trace_jaxpr(body, differentiated=(), detail=detail)
     body = cache[key]
     if kind is not Nesting.LOOP:
         return Subprogram(kind, body.graph), None
@@ -284,14 +306,14 @@ _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _RULES = frozenset({"jvp_jaxpr_fun", "jvp_jaxpr_thunk", "fwd_jaxpr_thunk", "fwd", "bwd", "out_trees", "debug_info"})
 
 
-def _signature(eqn: Any, cache: dict[Any, Any]) -> str:
+def signature(eqn: Any, cache: dict[Any, Any]) -> str:
     """Text that is equal for equations that compute the same function, scalar literals apart."""
     distinct = list(dict.fromkeys(a for a in eqn.invars if not isinstance(a, jex.Literal)))
     # which operands are the same value belongs to the function: x * x is not x * y
     atoms = [f"literal {a.aval}" if isinstance(a, jex.Literal) else f"{distinct.index(a)}:{a.aval}" for a in eqn.invars]
     parts = []
     for key, value in sorted(eqn.params.items()):
-        if key in _RULES or callable(value) and not hasattr(value, "eqns"):
+        if key in _RULES or (callable(value) and not hasattr(value, "eqns")):
             continue
         if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
             memo = ("text", id(value))
