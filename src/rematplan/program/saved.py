@@ -165,6 +165,7 @@ def _follow(frame: _Frame, atom: Any) -> tuple[Any, tuple[int, ...]]:
     if _is_identity(eqn):
         return _follow(frame, eqn.invars[output])
     bodies = [b.jaxpr for _, b in nested_jaxprs(eqn) if len(b.jaxpr.outvars) == len(eqn.outvars)]
+    made: list[Any] = []
     for branch, body in enumerate(bodies):
         inner = _Frame(
             body,
@@ -177,9 +178,11 @@ def _follow(frame: _Frame, atom: Any) -> tuple[Any, tuple[int, ...]]:
         place, _ = _in_body(eqn, inner, output)
         if isinstance(place, tuple):
             made_in, at, k, stacked = place
-            return (made_in, at, k, stacked or loop), here
-        if isinstance(place, int) and not loop and len(body.invars) == len(eqn.invars):
+            made.append((made_in, at, k, stacked or loop))
+        elif isinstance(place, int) and not loop and len(body.invars) == len(eqn.invars):
             return _follow(frame, eqn.invars[place])  # the call hands its operand on: it is the same array
+    if made:
+        return next((place for place in made if not _is_filler(place)), made[0]), here
     return (frame, index, output, False), here
 
 
@@ -196,6 +199,20 @@ def _in_body(eqn: Any, inner: _Frame, output: int) -> tuple[Any, tuple[int, ...]
             return place, path
         output = carry
     return None, ()
+
+
+def _is_filler(place: Any) -> bool:
+    """Whether this depends on nothing: it fills in a residual that only another branch of a cond has."""
+    frame, index, *_ = place
+    pending = list(frame.jaxpr.eqns[index].invars)
+    while pending:
+        atom = pending.pop()
+        if isinstance(atom, jex.Literal):
+            continue
+        if atom not in frame.producer:
+            return False
+        pending.extend(frame.jaxpr.eqns[frame.producer[atom][0]].invars)
+    return True
 
 
 def _is_identity(eqn: Any) -> bool:
