@@ -171,7 +171,8 @@ def _verified(work: Workload, plan: Plan, say: Progress) -> Verification:
 def _proved(checks: Sequence[Verification]) -> str:
     """One sentence about the verifications, all of which passed."""
     errors = [e for check in checks for e in (check.outputs_max_error, check.gradients_max_error) if e is not None]
-    numbers = f"; outputs and gradients agree within {max(errors):.1g} (size: {checks[0].size})" if errors else ""
+    agree = f"agree within {max(errors):.1g}" if any(errors) else "are equal"
+    numbers = f"; outputs and gradients {agree} (size: {checks[0].size})" if errors else ""
     count = f"{len(checks)} plans" if len(checks) > 1 else "1 plan"
     return f"Verified: {count}, the same program without remat and names{numbers}."
 

@@ -130,7 +130,7 @@ def rows(
 ) -> RenderableType:
     """Configurations under each other. Figures that no row has get no column; a caption names the sources.
 
-    Times are compared with the first row whose time comes from the same source.
+    Times are compared with the first row's, where they come from the same source.
 
     Args:
       records: rows: `name` and the keys of a measurement.
@@ -154,9 +154,9 @@ def rows(
             cells.append("yes" if fits(record, budget_bytes) else "no")
         cells.append(count_or_dash(record.get("flops")))
         cells += [count_or_dash(record.get("cycles"))] if has_cycles else []
-        first = next((other for other in records if same_clock(record, other)), None)
+        comparable = same_clock(record, records[0])
         cells += [time_or_dash(record.get("seconds"))]
-        cells += [f"{record['seconds'] / first['seconds'] - 1:+.1%}" if first is not None else "-"]
+        cells += [f"{record['seconds'] / records[0]['seconds'] - 1:+.1%}" if comparable else "-"]
         cells.append(str(record.get("source", "")))
         cells += [str(record.get("note", ""))] if has_notes else []
         shown.add_row(*cells, style="bold" if record["name"] == highlight else "")
