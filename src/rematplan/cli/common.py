@@ -23,13 +23,11 @@ Progress = Callable[[str], None]
 
 WorkloadName = Annotated[
     str,
-    Parameter(
-        help="`module:factory`, `file.py:factory`, or built-in: gpt, mlp, policy_mlp, resnet, scan_gpt, unet, vit."
-    ),
+    Parameter(help="module:factory, file.py:factory, or built-in: gpt, mlp, policy_mlp, resnet, scan_gpt, unet, vit."),
 ]
-Sizes = Annotated[str, Parameter(help="`key=value` words for the factory.", negative=())]
+Sizes = Annotated[str, Parameter(help="key=value words for the factory.", negative=())]
 TargetName = Annotated[
-    str, Parameter(help="The chip to compile for: tpu-v5e, gpu-h100, cpu, local, ...; `rematplan targets` lists them.")
+    str, Parameter(help="The chip to compile for: tpu-v5e, gpu-h100, cpu, local, ...; rematplan targets lists them.")
 ]
 
 

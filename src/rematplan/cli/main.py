@@ -32,13 +32,13 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 _DEBUG_FLAG = "--debug"
 
-_HELP = """Checkpointing plans for Flax NNX and JAX training steps, measured by the chip's own compiler.
-
-A WORKLOAD is `module:factory`, `file.py:factory` or a built-in one (`gpt`, `mlp`, ...), followed by `key=value` for the
-factory, which returns a `rematplan.Workload`.
-
-Exit codes: 0 done, 1 internal error, 2 wrong usage or input, 3 the budget cannot be met, 4 the plan is not for this
-function, 5 verification failed, 130 interrupted."""
+_HELP = (
+    "Checkpointing plans for Flax NNX and JAX training steps, measured by the chip's own compiler.\n\n"
+    "A WORKLOAD is module:factory, file.py:factory or a built-in one (gpt, mlp, ...), followed by key=value for the "
+    "factory, which returns a rematplan.Workload.\n\n"
+    "Exit codes: 0 done, 1 internal error, 2 wrong usage or input, 3 the budget cannot be met, 4 the plan is not for this "
+    "function, 5 verification failed, 130 interrupted."
+)
 
 
 def build_app() -> App:
@@ -46,7 +46,7 @@ def build_app() -> App:
     app = App(
         name="rematplan",
         help=_HELP,
-        help_format="markdown",
+        help_format="plaintext",  # a tenth of the time that help may take would go into loading a Markdown renderer
         version=__version__,
         suppress_keyboard_interrupt=False,  # main gives it a message and an exit code
     )

@@ -13,7 +13,7 @@ from rematplan.cli.workloads import load_workload
 from rematplan.report.display import Displayed
 
 MethodName = Annotated[
-    str, Parameter(help="`compile`: the compiler's full result. `probe`: its schedule and buffers only, in seconds.")
+    str, Parameter(help="compile: the compiler's full result. probe: its schedule and buffers only, in seconds.")
 ]
 
 

@@ -10,8 +10,6 @@ from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options, Progress, Sizes, TargetName, WorkloadName, execute
 from rematplan.cli.workloads import load_workload
-from rematplan.records import PlanRecord
-from rematplan.report.code import record_of
 from rematplan.report.display import Displayed
 
 
@@ -28,6 +26,8 @@ def plan(
 
     def action(progress: Progress) -> Displayed:
         import rematplan
+        from rematplan.records import PlanRecord
+        from rematplan.report.code import record_of
 
         progress(f"tracing {workload}")
         found = rematplan.plan(load_workload(workload, sizes), budget=budget, target=target, progress=progress)

@@ -10,7 +10,6 @@ from cyclopts import Parameter
 from rematplan.cli.common import DEFAULTS, Options, Progress, Sizes, WorkloadName, execute
 from rematplan.cli.workloads import load_workload
 from rematplan.errors import VerificationFailed
-from rematplan.records import Verification
 from rematplan.report.display import Displayed
 
 
@@ -20,7 +19,7 @@ def verify(
     *sizes: Sizes,
     plan: Annotated[Path, Parameter(help="The plan file.")],
     scale: Annotated[
-        str, Parameter(help="Size of the numerical check: `auto` (full, or fewer examples), `full`, or `none`.")
+        str, Parameter(help="Size of the numerical check: auto (full, or fewer examples), full, or none.")
     ] = "auto",
     options: Options = DEFAULTS,
 ) -> None:
@@ -34,5 +33,7 @@ def verify(
         return rematplan.verify(work, plan=plan, scale=scale, progress=progress)
 
     record = execute("verify", options, action)
+    from rematplan.records import Verification
+
     if isinstance(record, Verification) and not record.passed:
         raise VerificationFailed(f"{plan} does not compute the same as {workload}: {' '.join(record.differences)}")

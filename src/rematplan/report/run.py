@@ -7,12 +7,10 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rematplan.errors import InputError, PlanMismatch
-from rematplan.records import plain
 
 FORMAT = "rematplan-run"
 FORMAT_VERSION = 1
@@ -23,6 +21,8 @@ _PACKAGES = ("rematplan", "jax", "jaxlib", "flax", "libtpu", "jax-cuda13-plugin"
 
 def versions() -> dict[str, str]:
     """Installed versions by package, Python's included. Reads package metadata; imports nothing."""
+    from importlib import metadata  # slow to load, and help does not need it
+
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -51,6 +51,8 @@ class Run:
 
     def to_json(self) -> dict[str, Any]:
         """One key an attribute, beside `format` and `version`."""
+        from rematplan.records import plain  # as above
+
         return {"format": FORMAT, "version": FORMAT_VERSION, **plain(self)}
 
 
