@@ -2,9 +2,9 @@
 
     python -m benchmarks.overhead
 
-Tracing: `jax.jit(value_and_grad(loss)).trace`, caches cleared, the median of several turns that alternate, in CPU seconds of this process. Running: one
-region per block, by a plan and by `nnx.remat` on each block, compiled for this machine with the option that makes XLA:CPU
-honour regions; the median over turns that alternate.
+Tracing: `jax.jit(value_and_grad(loss)).trace`, caches cleared, the median of several turns that alternate, in CPU seconds
+of this process. Running: one region per block, by a plan and by `nnx.remat` on each block, compiled for this machine with
+the option that makes XLA:CPU honour regions; the median over turns that alternate.
 """
 
 from __future__ import annotations
