@@ -106,7 +106,9 @@ class Graph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     fingerprint: str = ""
-    producer: tuple[int, ...] = field(default=(), repr=False)  # operation index by value id, -1 for inputs and constants
+    producer: tuple[int, ...] = field(
+        default=(), repr=False
+    )  # operation index by value id, -1 for inputs and constants
 
     def last_use(self) -> tuple[int, ...]:
         """By value id: the last operation that reads it; the number of operations for outputs; -1 if never read."""
