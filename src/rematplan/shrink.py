@@ -81,7 +81,7 @@ def real_leaves(work: Workload, lifted: Lifted, seed: int) -> list[Any]:
         return work.inputs(seed)[: len(lifted.leaves)]
     # the arguments of the loss inside the user's step are known by shape only
     return [
-        random_array(leaf, info.collection, seed=seed, position=i)
+        random_array(leaf, info, seed=seed, position=i)
         for i, (leaf, info) in enumerate(zip(lifted.leaves, lifted.info, strict=True))
     ]
 

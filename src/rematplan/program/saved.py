@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import jax
@@ -123,15 +124,15 @@ def _origin(frame: _Frame, atom: Any) -> tuple[Any, Saved, tuple[int, ...]]:
     """Identity of a value of the outermost program, what it is, and its position in the program."""
     aval = atom.aval
     place, path = _follow(frame, atom)
-    whole = {"shape": tuple(aval.shape), "dtype": str(aval.dtype), "bytes": nbytes(aval)}
+    whole = partial(Saved, shape=tuple(aval.shape), dtype=str(aval.dtype), bytes=nbytes(aval))
     if isinstance(place, int):
-        return ("argument", place), Saved(Origin.ARGUMENT, argument=place, **whole), (1 << 60, place)
+        return ("argument", place), whole(origin=Origin.ARGUMENT, argument=place), (1 << 60, place)
     if place is None:
-        return ("constant", id(atom)), Saved(Origin.CONSTANT, **whole), (1 << 61, len(frame.producer))
+        return ("constant", id(atom)), whole(origin=Origin.CONSTANT), (1 << 61, len(frame.producer))
     inner, index, output, stacked = place
     eqn = inner.jaxpr.eqns[index]
-    saved = Saved(
-        Origin.COMPUTED,
+    saved = whole(
+        origin=Origin.COMPUTED,
         primitive=eqn.primitive.name,
         module=module_path(str(eqn.source_info.name_stack)) or inner.module,
         location=_jax_private.user_location(eqn.source_info) or inner.location,
@@ -139,7 +140,6 @@ def _origin(frame: _Frame, atom: Any) -> tuple[Any, Saved, tuple[int, ...]]:
         output=output,
         primal=inner.first_of_its_operation(index),
         stacked=stacked,
-        **whole,
     )
     position = (*inner.key, index, output)
     # what a loop saves is one array for each of its outputs, whatever its body made it from

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
@@ -208,7 +209,7 @@ def _parameter(a: Any, b: Any) -> str:
 def _equal_arrays(a: Any, b: Any) -> bool:
     if a is b:
         return True
-    if hasattr(a, "aval") and hasattr(b, "aval") and jnp.issubdtype(a.aval.dtype, jnp.extended):
+    if hasattr(a, "aval") and hasattr(b, "aval") and jnp.issubdtype(a.aval.dtype, jax.dtypes.extended):
         return False  # random keys, the same object or not at all
     one, two = np.asarray(a), np.asarray(b)
     return one.shape == two.shape and one.dtype == two.dtype and one.tobytes() == two.tobytes()
