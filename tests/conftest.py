@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 # Set before anything imports JAX, and inherited by the processes that pytest-xdist and the compiler targets start.
@@ -16,3 +17,8 @@ if _OWN_CACHE not in os.environ:
     os.environ[_OWN_CACHE] = tempfile.mkdtemp(prefix="rematplan-tests-")
     atexit.register(shutil.rmtree, os.environ[_OWN_CACHE], ignore_errors=True)
 os.environ["XDG_CACHE_HOME"] = os.environ[_OWN_CACHE]
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and what they start inherits that. Tests of
+# interruption need the ordinary answer to it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -134,9 +134,11 @@ def _rows(search: Search) -> tuple[Row, ...]:
                 source=Source.PREDICTED,
                 required_bytes=figures.required_bytes,
                 peak_bytes=figures.peak_bytes,
-                seconds=figures.seconds,
             )
-        rows.append(Row(candidate.name, replace(measurement, seconds=figures.seconds), note))
+        if figures.seconds != measurement.seconds:
+            sources = {**measurement.sources, "seconds": "predicted from cycles of programs like it"}
+            measurement = replace(measurement, seconds=figures.seconds, sources=sources)
+        rows.append(Row(candidate.name, measurement, note))
     return tuple(rows)
 
 
