@@ -135,11 +135,11 @@ def _plan_at_least(work: Workload, target: Target, budget: int, say: Progress) -
     """
     for _ in range(_ATTEMPTS - 1):
         try:
-            return search.plan(work, budget=budget, target=target, progress=say)
+            return search.plan(work, budget=budget, target=target, finalists=1, progress=say)
         except InfeasibleBudget as error:
             least = max(error.minimum_bytes, int(budget * _GROWTH))
             budget = -(-least // _MIB) * _MIB
-    return search.plan(work, budget=budget, target=target, progress=say)
+    return search.plan(work, budget=budget, target=target, finalists=1, progress=say)
 
 
 def _with_compiled(

@@ -16,7 +16,7 @@ from rematplan.errors import InfeasibleBudget
 from rematplan.program.graph import Nesting
 from rematplan.records import Frontier, FrontierPoint, Row
 from rematplan.report.run import versions
-from rematplan.search.planning import Found, Search
+from rematplan.search.planning import FINALISTS, Found, Search
 from rematplan.target.measurement import Source
 from rematplan.target.target import Target, resolve
 from rematplan.workload import Workload
@@ -27,13 +27,22 @@ Progress = Callable[[str], None]
 _SEARCHES: weakref.WeakKeyDictionary[Workload, dict[str, Search]] = weakref.WeakKeyDictionary()
 
 
-def plan(work: Workload, *, budget: str | int, target: str | Target, progress: Progress | None = None) -> Plan:
+def plan(
+    work: Workload,
+    *,
+    budget: str | int,
+    target: str | Target,
+    finalists: int = FINALISTS,
+    progress: Progress | None = None,
+) -> Plan:
     """The cheapest checkpointing found that fits the budget, as the target's compiler measures it.
 
     Args:
       budget: device memory for the whole step, per device: bytes, "12GiB", "12GB", or "80%" of what the target's compiler
         sees.
       target: a name such as "tpu-v5e", "gpu-h100" or "cpu".
+      finalists: how many candidates are compiled whole at a time; with one, the first that fits is taken, which takes
+        half the time and may miss a few percent.
       progress: called with a sentence whenever something long begins.
 
     Raises:
@@ -43,7 +52,7 @@ def plan(work: Workload, *, budget: str | int, target: str | Target, progress: P
     chosen = resolve(target) if isinstance(target, str) else target
     limit = budget_bytes(budget, target=chosen)
     search = _search(work, chosen, progress)
-    return _as_plan(search, search.plan(limit))
+    return _as_plan(search, search.plan(limit, finalists=finalists))
 
 
 def frontier(work: Workload, *, target: str | Target, points: int = 6, progress: Progress | None = None) -> Frontier:

@@ -48,6 +48,7 @@ TIE = 1.002
 # Predictions this far above the budget are still compiled when nothing predicted to fit is left.
 NEARLY = 1.03
 MOST_COMPILES = 6
+FINALISTS = 2  # as many as compile at the same time
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,11 @@ class Search:
 
     # one budget
 
-    def plan(self, budget: int | None) -> Found:
+    def plan(self, budget: int | None, *, finalists: int = FINALISTS) -> Found:
         """The cheapest plan found that fits; without a budget, the fastest.
+
+        Args:
+          finalists: how many are compiled at a time. With one, the first that fits is taken.
 
         Raises:
           InfeasibleBudget: nothing found fits.
@@ -155,18 +159,21 @@ class Search:
         self.probes_left = max(self.probes_left, PROBES_PER_BUDGET + MIXES * MIX_ROUNDS)
         self._second_wave(limit if limit is not None else 1 << 62)
         tried = self._compiled_before(limit)
-        before = len(tried)
+        before, fresh = len(tried), set[Any]()
         bound: float | None = None
         for _ in range(MOST_COMPILES):
             ranked, bound = self._ranked(limit, tried)
             best = _best(tried)
             todo = [r for r in ranked if r[0].configuration not in tried]
             todo = [r for r in todo if best is None or r[1] < WORTH_COMPILING * _time(best.measurement)]
-            todo = todo[: 2 if len(tried) - before + 2 <= MOST_COMPILES else 1]
+            todo = todo[: finalists if len(tried) - before + finalists <= MOST_COMPILES else 1]
+            if finalists == 1 and any(tried[c].measurement.fits_limit is not False for c in fresh):
+                break
             if not todo or len(tried) - before >= MOST_COMPILES:
                 break
             for compiled in self._compile(todo, limit):
                 tried[compiled.candidate.configuration] = compiled
+                fresh.add(compiled.candidate.configuration)
         best = _best(tried)
         if best is None:
             raise self._infeasible(limit, tried)
