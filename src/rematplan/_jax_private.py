@@ -86,3 +86,14 @@ def compile_stablehlo(text: str, devices: list[Any], *, options: dict[str, Any],
         device_list = xla_client.DeviceList(tuple(devices))
         compile_ = backend.compile_and_load if load else backend.compile
         return compile_(module, executable_devices=device_list, compile_options=compile_options)
+
+
+def scan_sizes(params: Any) -> tuple[int, int]:
+    """How many leading inputs of a `scan` body are constants, and how many carries.
+
+    Jax 0.10 has them as numbers, jax 0.12 as the lengths of a tree of the inputs.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carries, _ = params["ft_in"].unpack()
+    return len(constants), len(carries)

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax.extend import core as jex
 
-from rematplan import apply
+from rematplan import _jax_private, apply
 from rematplan.program import evaluate
 from rematplan.program.configuration import PLAIN, Configuration, Region
 from rematplan.program.flops import nested_jaxprs
@@ -125,7 +125,10 @@ def _total(counts: Counts, path: Path) -> int:
 
 
 def planned(traced: Traced, configuration: Configuration) -> frozenset[Path]:
-    """The operations that the configuration says run again, by what each derivative needs."""
+    """The operations that the configuration says run again, by what each derivative needs.
+
+    A loop that runs again stands for what is in its body.
+    """
     found: set[Path] = set()
     for region in configuration.regions:
         found.update((index,) for index in _again(traced.graph, region))
@@ -264,7 +267,7 @@ def _count_nested(eqn: Any, used: list[bool], path: Path, counts: Counts) -> lis
 
 def _count_loop(eqn: Any, body: Any, used: list[bool], path: Path, counts: Counts) -> list[bool]:
     """A carry is live if it is read outside or by a later step."""
-    consts, carries = eqn.params["num_consts"], eqn.params["num_carry"]
+    consts, carries = _jax_private.scan_sizes(eqn.params)
     live = list(used)
     while True:
         read = _count(body, live, path, Counter())

@@ -194,8 +194,9 @@ def _in_body(eqn: Any, inner: _Frame, output: int) -> tuple[Any, tuple[int, ...]
         place, path = _follow(inner, inner.jaxpr.outvars[output])
         if eqn.primitive.name != "scan" or not isinstance(place, int):
             return place, path
-        carry = place - eqn.params["num_consts"]
-        if not 0 <= carry < eqn.params["num_carry"]:
+        constants, carries = _jax_private.scan_sizes(eqn.params)
+        carry = place - constants
+        if not 0 <= carry < carries:
             return place, path
         output = carry
     return None, ()

@@ -296,9 +296,9 @@ def _subprogram(eqn: Any, cache: dict[Any, Any], detail: Detail) -> tuple[Subpro
     body = cache[key]
     if kind is not Nesting.LOOP:
         return Subprogram(kind, body.graph), None
-    p = eqn.params
-    sub = Subprogram(kind, body.graph, length=p["length"], constants=p["num_consts"], carries=p["num_carry"])
-    return sub, body
+    constants, carries = _jax_private.scan_sizes(eqn.params)
+    length = eqn.params["length"]
+    return Subprogram(kind, body.graph, length=length, constants=constants, carries=carries), body
 
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
