@@ -7,9 +7,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import nnx
 
 from rematplan import Workload, workloads
+
+# What jax.vjp keeps of a tanh is jax's choice; figures that are known by hand hold for the one that they were worked out for.
+TANH_KEEPS_ITSELF = pytest.mark.skipif(
+    "one_minus_square" in str(jax.make_jaxpr(jax.grad(jnp.tanh))(1.0)),
+    reason="this JAX keeps one minus the square of a tanh, not the tanh",
+)
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {"blocks": 2, "features": 16, "heads": 2, "length": 8, "batch": 2, "vocabulary": 32},

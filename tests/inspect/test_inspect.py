@@ -18,7 +18,7 @@ from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import nbytes
 from rematplan.records import Inspection
-from tests.inspect.models import ACTIVATION, BATCH, FEATURES, LAYERS, SMALL, small, tanh_model
+from tests.inspect.models import ACTIVATION, BATCH, FEATURES, LAYERS, SMALL, TANH_KEEPS_ITSELF, small, tanh_model
 
 
 @functools.cache
@@ -53,6 +53,7 @@ def jax_bytes(work: rp.Workload) -> tuple[int, int]:
     return computed, arguments
 
 
+@TANH_KEEPS_ITSELF
 def test_residuals_of_a_tanh_chain():
     found = rp.inspect(tanh_model())
     # each layer keeps the tanh (for the next layer's kernel gradient and its own) and 1 - tanh; the loss keeps 2 * x
@@ -73,6 +74,7 @@ def test_residuals_of_a_tanh_chain():
     assert all(r.location.startswith("models.py:") for r in found.residuals)
 
 
+@TANH_KEEPS_ITSELF
 def test_repeated_layers_fold_into_one_line():
     groups = rp.inspect(tanh_model()).groups()
     assert [(g.module, g.operation, g.count, g.bytes) for g in groups if g.count > 1] == [
@@ -157,7 +159,8 @@ def nested(function):
 )
 def test_residuals_are_found_inside(wrap):
     found = nested(wrap)
-    tanh = [r for r in found.residuals if r.operation == "tanh"]
+    # jax 0.10 keeps the tanh itself, jax 0.12 one minus its square
+    tanh = [r for r in found.residuals if r.operation in ("tanh", "one_minus_square")]
     assert tanh
     assert all(r.location.startswith("test_inspect.py:") for r in found.residuals)
     assert max(r.bytes for r in tanh) >= 8 * 4 * 4
