@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rematplan import findings
 from rematplan._measure import (
     Progress,
     checkpointed,
@@ -78,7 +79,8 @@ def compare(
             rows.append(Row(task.baseline.name, outcome, _note(task, outcome)))
         else:
             refused.append(Refused(task.baseline.name, outcome))
-    return Comparison(chosen.name, tuple(rows), budget_bytes=limit, refused=tuple(refused))
+    notes = findings.of_target(chosen.kind)
+    return Comparison(chosen.name, tuple(rows), budget_bytes=limit, refused=tuple(refused), findings=notes)
 
 
 def _measure_all(tasks: list[_Task], target: Target, say: Progress) -> list[Measurement | str]:

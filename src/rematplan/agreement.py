@@ -13,11 +13,13 @@ import numpy as np
 from rematplan import step
 from rematplan.lift import Lifted
 
-# XLA:CPU otherwise drops the barriers of checkpoint regions and merges recomputation with the original (jaxlib 0.10.2).
+# Without the first, XLA:CPU drops the barriers of checkpoint regions and merges recomputation with the original; without
+# the second, a fusion may leave out roundings to bfloat16, and what is fused differs between the programs (jaxlib 0.10.2).
 CPU_OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander", "xla_allow_excess_precision": False}
-# Errors are relative to an array's largest magnitude. Checkpointing changes no operation, only how the compiler fuses
-# them: float32 sums in another order differ by 5e-7 on deep models, bfloat16 roundings that a fusion leaves out by 2e-3
-# (2**-8 is one rounding). Each limit is an order of magnitude above that and far below what a wrong value does.
+# Errors are relative to an array's largest magnitude. Checkpointing changes no operation, and with these options the
+# built-in models agree to the last bit. Where the compiler fuses sums in another order, float32 differs by 5e-7 on deep
+# models and bfloat16, whose one rounding is 2**-8, by a few of those. Each limit lies well above and far below what a
+# wrong value does.
 _TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
 _NARROW = 1e-1  # 8-bit floats
 # An array whose true value is zero, such as the gradient of a key bias in attention, is rounding noise. It is measured

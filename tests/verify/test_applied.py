@@ -31,16 +31,27 @@ def assert_close(one, two):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=0, atol=TOLERANCE * scale)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10_000), length=st.integers(1, 8))
-def test_random_programs(seed, length):
-    traced, given_arrays, kinds = programs.traced_program(seed, length)
+def check(seed, length):
+    traced, arrays, kinds = programs.traced_program(seed, length)
     configuration = programs.configuration(random.Random(seed), traced)
     function = apply.configured(traced, configuration)
-    plain = jax.make_jaxpr(programs.program(seed, length)[0])(*given_arrays)
-    assert structure.differences(plain, jax.make_jaxpr(function)(*given_arrays)) == (), kinds
+    plain = jax.make_jaxpr(programs.program(seed, length)[0])(*arrays)
+    assert structure.differences(plain, jax.make_jaxpr(function)(*arrays)) == (), kinds
     assert recomputed.saved_as_planned(traced, configuration) == (), kinds
-    assert_close(programs.gradients(evaluate.plain(traced), given_arrays), programs.gradients(function, given_arrays))
+    assert_close(programs.gradients(evaluate.plain(traced), arrays), programs.gradients(function, arrays))
+
+
+@settings(max_examples=6, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10_000), length=st.integers(1, 8))
+def test_random_programs(seed, length):
+    check(seed, length)
+
+
+@pytest.mark.slow
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1_000_000), length=st.integers(8, 14))
+def test_longer_random_programs(seed, length):
+    check(seed, length)
 
 
 # Their derivatives read their own output: a name put on the result alone is saved, and everything is recomputed.

@@ -254,3 +254,20 @@ def test_errors_are_relative_to_the_largest_magnitude():
     assert agreement._error(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]), floor=0.0) == 0.0
     assert agreement._error(np.array([np.nan, 1.0]), np.array([0.0, 1.0]), floor=0.0) == np.inf
     assert agreement._error(np.array([1]), np.array([2]), floor=0.0) == np.inf
+
+
+def test_the_loss_inside_the_users_own_step():
+    def make_step(loss):
+        def step(model, x):
+            gradients = [nnx.grad(loss)(model, part) for part in jnp.split(x, 2)]
+            return jax.tree.map(jnp.add, *gradients)
+
+        return step
+
+    base = tanh_model()
+    work = rp.Workload(base.loss_fn, *base.args, step=make_step)
+    assert [leaf.shape for leaf in work.lift(scopes=True).leaves][-1] == (4, 4)  # a microbatch of 8 / 2
+    record = rp.verify(work, plan=whole(work))
+    assert record.passed
+    assert record.size == "full"
+    assert record.gradients_max_error == pytest.approx(0.0, abs=1e-6)
