@@ -21,6 +21,8 @@ from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import trace
 from tests.verify import programs
 
+RULES_READ_RESULTS = jax.__version_info__ < (0, 11)
+
 # Evaluated operation by operation, so nothing is fused differently; 1e-6 is a rounding or two in float32.
 TOLERANCE = 1e-6
 
@@ -103,6 +105,8 @@ def test_a_name_on_the_result_alone_is_detected_and_ours_holds(name):
     traced, _ = chain(READ_THEIR_OUTPUT[name])
     configuration = saving(traced, name)
     assert recomputed.saved_as_planned(traced, configuration) == ()
+    if name == "expm1" and not RULES_READ_RESULTS:
+        return  # its rule no longer reads the result in a way that a name on it misses
     found = recomputed.saved_as_planned(traced, configuration, configured=naive)
     assert [m.name for m in found if m.deviation is Deviation.SAVED_YET_RECOMPUTED] == [name]
     unplanned = [m for m in found if m.deviation is Deviation.RECOMPUTED_UNPLANNED]
@@ -200,5 +204,6 @@ def test_saved_values_hold_under_jaxs_new_remat(name):
     assert recomputed.saved_as_planned(traced, configuration) == ()
     assert structure.differences(jax.make_jaxpr(evaluate.plain(traced))(w, x), jax.make_jaxpr(function)(w, x)) == ()
     assert_close(programs.gradients(evaluate.plain(traced), (w, x)), programs.gradients(function, (w, x)))
-    # and the check is not blind there
-    assert recomputed.saved_as_planned(traced, configuration, configured=naive) != ()
+    # and the check is not blind there; later JAX has other rules for some of these, where a name on the result is enough
+    if RULES_READ_RESULTS:
+        assert recomputed.saved_as_planned(traced, configuration, configured=naive) != ()
