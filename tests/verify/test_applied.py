@@ -50,7 +50,7 @@ def test_random_programs(seed, length):
 
 
 @pytest.mark.slow
-@settings(max_examples=4, deadline=None, derandomize=True, derandomize=True)
+@settings(max_examples=4, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 1_000_000), length=st.integers(8, 14))
 def test_longer_random_programs(seed, length):
     check(seed, length)
