@@ -1,7 +1,8 @@
-"""The referee: replays a selection and counts what is live at every position.
+"""The referee: replays a selection, or a nest of regions, and counts what is live at every position.
 
-Comes in: a `Chain` and a selection. Goes out: bytes at every position of the forward and the backward pass, and the
-peak. It allocates and frees one span after the other and shares no formula with the solver.
+Comes in: a `Chain` and a selection, or a line of stages and a `Nest`. Goes out: bytes at every position of the forward
+and the backward pass, and the peak. It allocates and frees one thing after the other and shares no formula with the
+solvers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from enum import Enum
 from itertools import pairwise
 
 from rematplan.planner.chain import Chain, Selection
+from rematplan.planner.nesting import Line, Nest
 
 SwitchSeconds = Callable[[str, str], float]
 
@@ -97,3 +99,62 @@ def replay(chain: Chain, selection: Selection, *, switch_seconds: SwitchSeconds 
         labels = [p.choice.label for p in selection]
         seconds += sum(switch_seconds(a, b) for a, b in pairwise(labels))
     return Replay(tuple(positions), max(positions, key=lambda p: p.bytes), seconds)
+
+
+@dataclass(frozen=True)
+class NestReplay:
+    """A nest of regions, replayed.
+
+    Attributes:
+      peak_bytes: the most that is live at any moment, the input of the line not counted.
+      seconds: of every forward and backward pass that was run.
+      forward_runs: by stage, how often it ran forward before or during its backward pass.
+    """
+
+    peak_bytes: int
+    seconds: float
+    forward_runs: tuple[int, ...]
+
+
+def replay_nest(line: Line, nest: Nest) -> NestReplay:
+    """Runs a nest on paper, forward and backward, with everything that is held listed by name."""
+    held: dict[object, int] = {}
+    runs = [0] * len(line)
+    peak = 0
+    seconds = 0.0
+
+    def here(extra: int) -> None:
+        nonlocal peak
+        peak = max(peak, sum(held.values()) + extra)
+
+    def forward(stage: int) -> None:
+        nonlocal seconds
+        here(line[stage].forward_workspace_bytes)
+        runs[stage] += 1
+        seconds += line[stage].forward_seconds
+
+    def run(part: Nest, owner: object) -> None:
+        """Forward and backward pass of a nest whose input somebody holds."""
+        nonlocal seconds
+        for i, item in enumerate(part.parts):
+            first, stop = (item.start, item.stop) if isinstance(item, Nest) else (item.stage, item.stage + 1)
+            for stage in range(first, stop):
+                forward(stage)
+            if not isinstance(item, Nest):
+                held[owner, i, "kept"] = item.choice.kept_bytes
+            if stop < part.stop:
+                held[owner, i, "input of the next"] = line[stop].input_bytes
+        for i, item in reversed(list(enumerate(part.parts))):
+            if i + 1 < len(part.parts):
+                del held[owner, i, "input of the next"]
+            if isinstance(item, Nest):
+                run(item, (owner, i))
+                continue
+            here(item.choice.workspace_bytes)
+            seconds += item.choice.backward_seconds
+            del held[owner, i, "kept"]
+            held["gradient", item.stage] = line[item.stage].gradient_bytes
+        here(0)
+
+    run(nest, "line")
+    return NestReplay(peak, seconds, tuple(runs))
