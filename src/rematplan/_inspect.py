@@ -42,9 +42,9 @@ def inspect(work: Workload, *, policy: str | None = None, plan: Plan | str | Pat
     """
     if policy is not None and plan is not None:
         raise InputError("both a policy and a plan were given; an inspection is of one of them.")
-    traced = traced_loss(work)
-    if plan is not None:
-        loaded = Plan.load(plan)
+    loaded = None if plan is None else Plan.load(plan)
+    traced = traced_loss(work) if loaded is None else traced_loss(work, own_regions=loaded.own_regions)
+    if loaded is not None:
         configuration = resolve(loaded, traced.graph, {i: body.graph for i, body in traced.bodies.items()})
         label = f"plan {loaded.name}".strip()
     else:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rematplan.errors import InputError, PlanMismatch
-from rematplan.program.configuration import Configuration, Region
+from rematplan.program.configuration import Configuration, OwnRegions, Region
 from rematplan.program.graph import Graph
 from rematplan.report.files import write_text
 from rematplan.target.measurement import Measurement
@@ -54,6 +54,7 @@ class Plan:
 
     Attributes:
       regions, loops: what to do.
+      own_regions: what becomes of the checkpoint regions that the model brings along.
       fingerprint: of the structure that the plan was made for; not of versions, shapes or constants.
       modules: the same by module, so that a mismatch can say what changed.
       shapes: hash of the argument shapes; with other shapes the plan applies but its figures do not count.
@@ -68,6 +69,7 @@ class Plan:
 
     regions: tuple[PlanRegion, ...] = ()
     loops: tuple[PlanLoop, ...] = ()
+    own_regions: OwnRegions = OwnRegions.KEEP
     fingerprint: str = ""
     modules: Mapping[str, str] = field(default_factory=dict)
     shapes: str = ""
@@ -96,6 +98,7 @@ class Plan:
         }
         content["regions"] = [dataclasses.asdict(r) for r in self.regions]
         content["loops"] = [dataclasses.asdict(loop) for loop in self.loops]
+        content["own_regions"] = self.own_regions.value
         return {"format": FORMAT, "version": VERSION, "workload": self.name, **content}
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
@@ -157,12 +160,13 @@ def _from_json(content: Any, label: str) -> Plan:
             "or use the rematplan that wrote it"
         )
     try:
-        known = {f.name for f in dataclasses.fields(Plan)} - {"measurement", "regions", "loops", "name"}
+        known = {f.name for f in dataclasses.fields(Plan)} - {"measurement", "regions", "loops", "own_regions", "name"}
         values = {k: _frozen(v) for k, v in content.items() if k in known}
         regions = tuple(_region(r) for r in content["regions"])
         loops = tuple(PlanLoop(loop["operation"], tuple(map(_region, loop["regions"]))) for loop in content["loops"])
-        return Plan(regions=regions, loops=loops, name=content.get("workload", ""), **values)
-    except (KeyError, TypeError, AttributeError) as error:
+        own = OwnRegions(content.get("own_regions", OwnRegions.KEEP.value))
+        return Plan(regions=regions, loops=loops, own_regions=own, name=content.get("workload", ""), **values)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise PlanMismatch(f"{label} is incomplete ({error!r}); write it again with `rematplan plan -o`") from error
 
 

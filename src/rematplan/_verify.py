@@ -63,7 +63,7 @@ def verify(
     original = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
     changed = structure.differences(original, jax.make_jaxpr(planned)(*lifted.leaves))
     say("counting what runs again")
-    traced = traced_loss(work)
+    traced = traced_loss(work, own_regions=loaded.own_regions)
     configuration = resolve(loaded, traced.graph, {i: body.graph for i, body in traced.bodies.items()})
     mismatches = recomputed.saved_as_planned(traced, configuration)
     dtype, tolerance = agreement.tolerance_of([value.dtype for value in traced.graph.values])

@@ -35,7 +35,9 @@ def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
     """
     # whoever calls decides what is differentiated, so every inexact input counts
     inexact = [i for i, leaf in enumerate(lifted.leaves) if is_inexact(leaf)]
-    traced = trace(lifted.pure, lifted.leaves, differentiated=inexact, detail=Detail.STRUCTURE)
+    traced = trace(
+        lifted.pure, lifted.leaves, differentiated=inexact, detail=Detail.STRUCTURE, own_regions=plan.own_regions
+    )
     bodies = {index: body.graph for index, body in traced.bodies.items()}
     configuration = resolve(plan, traced.graph, bodies)
     return configured(_named(traced, configuration), configuration)

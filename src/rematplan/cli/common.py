@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -28,6 +28,11 @@ WorkloadName = Annotated[
 Sizes = Annotated[str, Parameter(help="key=value words for the factory.", negative=())]
 TargetName = Annotated[
     str, Parameter(help="The chip to compile for: tpu-v5e, gpu-h100, cpu, local, ...; rematplan targets lists them.")
+]
+
+OwnRegionsChoice = Annotated[
+    Literal["keep", "replace"],
+    Parameter(help="Checkpoint regions that the model brings along: keep them as they are, or plan inside them."),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rematplan.cli.common import DEFAULTS, Options, Progress, Sizes, TargetName, WorkloadName, execute
+from rematplan.cli.common import DEFAULTS, Options, OwnRegionsChoice, Progress, Sizes, TargetName, WorkloadName, execute
 from rematplan.cli.workloads import load_workload
 from rematplan.report.display import Displayed
 
@@ -19,6 +19,7 @@ def plan(
     *sizes: Sizes,
     budget: Annotated[str, Parameter(help="Device memory for the whole step: 12GiB, 600MiB, 12GB, 80%.")],
     target: TargetName,
+    own_regions: OwnRegionsChoice = "keep",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="Write the plan to this file.")] = None,
     options: Options = DEFAULTS,
 ) -> None:
@@ -30,7 +31,9 @@ def plan(
         from rematplan.report.code import record_of
 
         progress(f"tracing {workload}")
-        found = rematplan.plan(load_workload(workload, sizes), budget=budget, target=target, progress=progress)
+        found = rematplan.plan(
+            load_workload(workload, sizes), budget=budget, target=target, own_regions=own_regions, progress=progress
+        )
         record = record_of(found.to_json())
         if found.measurement is not None:
             record["measured"] = found.measurement.to_json()

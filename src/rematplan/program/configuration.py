@@ -7,6 +7,14 @@ Does not know JAX.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class OwnRegions(Enum):
+    """What happens to the checkpoint regions that a model brings along (`nnx.remat`, `jax.checkpoint`)."""
+
+    KEEP = "keep"  # each stays one operation, recomputed as the user wrote it
+    REPLACE = "replace"  # opened: the operations inside are planned like all others
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jax.extend import core as jex
 
-from rematplan.program.trace import Equation, Traced
+if TYPE_CHECKING:
+    from rematplan.program.trace import Equation, Traced
 
 
 @functools.lru_cache(maxsize=65536)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rematplan.program.configuration import OwnRegions
 from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import Traced, trace, with_names
 
@@ -11,12 +12,15 @@ if TYPE_CHECKING:
     from rematplan.workload import Workload
 
 
-def traced_loss(work: Workload) -> Traced:
+def traced_loss(work: Workload, *, own_regions: OwnRegions = OwnRegions.KEEP) -> Traced:
     """Traces the loss once, on shapes alone.
+
+    Args:
+      own_regions: whether the checkpoint regions that the loss brings along stay one operation each or are opened.
 
     Raises:
       InputError: the loss is not a scalar, or nothing in it can be differentiated.
     """
     lifted = work.lift(scopes=True)
-    traced = trace(lifted.pure, lifted.leaves, differentiated=work.differentiated)
+    traced = trace(lifted.pure, lifted.leaves, differentiated=work.differentiated, own_regions=own_regions)
     return with_residuals(with_names(traced, [info.path for info in lifted.info]))

@@ -19,7 +19,8 @@ import jax
 from jax.extend import core as jex
 
 from rematplan import _jax_private
-from rematplan.program import flops
+from rematplan.program import evaluate, flops
+from rematplan.program.configuration import OwnRegions
 from rematplan.program.graph import Graph, Nesting, Operation, Subprogram, Value, ValueKind
 from rematplan.program.modules import module_path
 
@@ -96,22 +97,30 @@ def trace(
     *,
     differentiated: Sequence[int],
     detail: Detail = Detail.FULL,
+    own_regions: OwnRegions = OwnRegions.KEEP,
 ) -> Traced:
     """Traces `function(*leaves) -> list of arrays`.
 
     Args:
       leaves: arrays or `jax.ShapeDtypeStruct`s; only shapes and dtypes are read.
       differentiated: positions in `leaves` with respect to which the program is differentiated.
+      own_regions: whether the function's own checkpoint regions, also those in the bodies of loops, stay one operation
+        each or are opened.
     """
     closed = jax.make_jaxpr(function)(*leaves)
-    return trace_jaxpr(closed, differentiated=differentiated, detail=detail)
+    return trace_jaxpr(closed, differentiated=differentiated, detail=detail, own_regions=own_regions)
 
 
 def trace_jaxpr(
-    closed: Any, *, differentiated: Sequence[int], names: Sequence[str] = (), detail: Detail = Detail.FULL
+    closed: Any,
+    *,
+    differentiated: Sequence[int],
+    names: Sequence[str] = (),
+    detail: Detail = Detail.FULL,
+    own_regions: OwnRegions = OwnRegions.KEEP,
 ) -> Traced:
     """Flattens a closed jaxpr; `names` are readable names of its inputs."""
-    flat = _Flattener(detail)
+    flat = _Flattener(detail, own_regions)
     inputs = [flat.value(v.aval) for v in closed.jaxpr.invars]
     outputs = flat.inline(closed, inputs, None, "")
     return _assemble(flat, inputs, outputs, tuple(differentiated), tuple(names), detail)
@@ -120,8 +129,9 @@ def trace_jaxpr(
 class _Flattener:
     """Walks a jaxpr and its inlined calls, numbering values in order of appearance."""
 
-    def __init__(self, detail: Detail) -> None:
+    def __init__(self, detail: Detail, own_regions: OwnRegions) -> None:
         self._locations = detail is Detail.FULL
+        self._opens_regions = own_regions is OwnRegions.REPLACE
         self.avals: list[Any] = []
         self.equations: list[Equation] = []
         self.constants: dict[int, Any] = {}
@@ -151,10 +161,8 @@ class _Flattener:
         for eqn in closed.jaxpr.eqns:
             full = eqn.source_info.name_stack if stack is None else stack + eqn.source_info.name_stack
             location = (_jax_private.user_location(eqn.source_info) or caller) if self._locations else ""
-            if eqn.primitive.name in INLINED and not _keeps_sharding(eqn):
-                body = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
-                if not isinstance(body, jex.ClosedJaxpr):
-                    body = jex.ClosedJaxpr(body, ())
+            body = self._inlined(eqn)
+            if body is not None:
                 results = self.inline(body, [read(a) for a in eqn.invars], full, location)
                 for variable, out in zip(eqn.outvars, results, strict=True):
                     if not isinstance(variable, jex.DropVar):
@@ -163,7 +171,17 @@ class _Flattener:
             self._append(eqn, read, env, full, location)
         return [read(a) for a in closed.jaxpr.outvars]
 
+    def _inlined(self, eqn: Any) -> Any:
+        """The program of an equation that is opened, None for one that stays an operation."""
+        if eqn.primitive.name in INLINED and not _keeps_sharding(eqn):
+            body = eqn.params.get("jaxpr") or eqn.params["call_jaxpr"]
+        else:
+            body = region_body(eqn) if self._opens_regions else None
+        return body if body is None or isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
+
     def _append(self, eqn: Any, read: Callable[[Any], Any], env: dict[Any, Any], stack: Any, location: str) -> None:
+        if self._opens_regions and eqn.primitive.name == "scan":
+            eqn = eqn.replace(params={**eqn.params, "jaxpr": _with_open_regions(eqn.params["jaxpr"])})
         atoms = [read(a) for a in eqn.invars]
         # a variable bound to a literal by an inlined call becomes that literal
         invars = [a if isinstance(a, jex.Literal) else v for a, v in zip(atoms, eqn.invars, strict=True)]
@@ -177,6 +195,30 @@ class _Flattener:
                 env[variable] = self.value(variable.aval)
                 outputs.append(env[variable])
         self.equations.append(Equation(kept, tuple(read(v) for v in variables), tuple(outputs), location))
+
+
+def region_body(eqn: Any) -> Any:
+    """The program in a checkpoint region; None for an equation that is no region."""
+    if NESTINGS.get(eqn.primitive.name) is Nesting.REGION:
+        return eqn.params["jaxpr"]
+    kind, body = _jax_private.checkpointing(eqn)
+    return body if kind == "region" else None
+
+
+def _with_open_regions(closed: Any) -> Any:
+    """The same program without checkpoint regions; itself if it holds none."""
+    if not _holds_region(closed.jaxpr):
+        return closed
+    flat = trace_jaxpr(closed, differentiated=(), detail=Detail.STRUCTURE, own_regions=OwnRegions.REPLACE)
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
+    return jax.make_jaxpr(evaluate.plain(flat))(*shapes)
+
+
+def _holds_region(jaxpr: Any) -> bool:
+    return any(
+        region_body(eqn) is not None or any(_holds_region(body.jaxpr) for _, body in flops.nested_jaxprs(eqn))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _keeps_sharding(eqn: Any) -> bool:

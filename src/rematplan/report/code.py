@@ -82,6 +82,8 @@ def plan_code(plan: Plan) -> str:
         lines += [f"# The body of the loop {loop['operation']}, in the function that is scanned:"]
         for number, group in enumerate(groups(loop["regions"]), start=1):
             lines += _group_code(group, f"body_{number}")
+    if _opens_own(document):
+        lines.append("# Remove the model's own nnx.remat and jax.checkpoint: this plan stands in their place.")
     if not document["regions"] and not document["loops"]:
         lines.append("# No regions: this plan leaves the program as it is.")
     return "\n".join(lines).rstrip() + "\n"
@@ -149,7 +151,12 @@ def region_lines(document: Mapping[str, Any]) -> Sequence[str]:
     lines = [_line(group) for group in groups(document["regions"])]
     for loop in document["loops"]:
         lines += [f"in the body of {loop['operation']}: {_line(group)}" for group in groups(loop["regions"])]
-    return lines or ["no regions: the program stays as it is"]
+    lines = lines or ["no regions: the program stays as it is"]
+    return ["the model's own checkpoint regions are opened", *lines] if _opens_own(document) else lines
+
+
+def _opens_own(document: Mapping[str, Any]) -> bool:
+    return document.get("own_regions") == "replace"
 
 
 def _line(group: RegionGroup) -> str:

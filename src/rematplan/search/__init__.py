@@ -12,7 +12,8 @@ from typing import Any
 
 from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
 from rematplan.budgets import budget_bytes
-from rematplan.errors import InfeasibleBudget
+from rematplan.errors import InfeasibleBudget, InputError
+from rematplan.program.configuration import OwnRegions
 from rematplan.program.graph import Nesting
 from rematplan.records import Frontier, FrontierPoint, Row
 from rematplan.report.run import versions
@@ -24,7 +25,7 @@ from rematplan.workload import Workload
 __all__ = ["frontier", "plan"]
 
 Progress = Callable[[str], None]
-_SEARCHES: weakref.WeakKeyDictionary[Workload, dict[str, Search]] = weakref.WeakKeyDictionary()
+_SEARCHES: weakref.WeakKeyDictionary[Workload, dict[tuple[str, OwnRegions], Search]] = weakref.WeakKeyDictionary()
 
 
 def plan(
@@ -33,6 +34,7 @@ def plan(
     budget: str | int,
     target: str | Target,
     finalists: int = FINALISTS,
+    own_regions: OwnRegions | str = OwnRegions.KEEP,
     progress: Progress | None = None,
 ) -> Plan:
     """The cheapest checkpointing found that fits the budget, as the target's compiler measures it.
@@ -43,6 +45,8 @@ def plan(
       target: a name such as "tpu-v5e", "gpu-h100" or "cpu".
       finalists: how many candidates are compiled whole at a time; with one, the first that fits is taken, which takes
         half the time and may miss a few percent.
+      own_regions: "keep" the checkpoint regions that the model brings along (`nnx.remat`, `jax.checkpoint`) as they are,
+        or "replace" them: what is inside is planned like everything else.
       progress: called with a sentence whenever something long begins.
 
     Raises:
@@ -51,18 +55,26 @@ def plan(
     """
     chosen = resolve(target) if isinstance(target, str) else target
     limit = budget_bytes(budget, target=chosen)
-    search = _search(work, chosen, progress)
+    search = _search(work, chosen, own_regions, progress)
     return _as_plan(search, search.plan(limit, finalists=finalists))
 
 
-def frontier(work: Workload, *, target: str | Target, points: int = 6, progress: Progress | None = None) -> Frontier:
+def frontier(
+    work: Workload,
+    *,
+    target: str | Target,
+    points: int = 6,
+    own_regions: OwnRegions | str = OwnRegions.KEEP,
+    progress: Progress | None = None,
+) -> Frontier:
     """Plans from the smallest feasible budget to the fastest found; every point is faster than all that need less.
 
     Args:
       points: how many budgets are tried, evenly spaced; at least 2.
+      own_regions: as in `plan`.
     """
     chosen = resolve(target) if isinstance(target, str) else target
-    search = _search(work, chosen, progress)
+    search = _search(work, chosen, own_regions, progress)
     fastest = search.plan(None)
     low, high = search.smallest_bytes(), fastest.best.measurement.required_bytes
     found = [fastest]
@@ -84,13 +96,18 @@ def frontier(work: Workload, *, target: str | Target, points: int = 6, progress:
     return Frontier(chosen.name, tuple(made), _rows(search))
 
 
-def _search(work: Workload, target: Target, progress: Progress | None) -> Search:
+def _search(work: Workload, target: Target, own_regions: OwnRegions | str, progress: Progress | None) -> Search:
+    try:
+        own = OwnRegions(own_regions)
+    except ValueError:
+        raise InputError(f"own_regions is 'keep' or 'replace', not {own_regions!r}") from None
     say = progress or (lambda _message: None)
     known = _SEARCHES.setdefault(work, {})
-    if target.name not in known:
-        known[target.name] = Search(work, target, progress=say)
-    known[target.name].problem.say = say
-    return known[target.name]
+    key = target.name, own
+    if key not in known:
+        known[key] = Search(work, target, progress=say, own_regions=own)
+    known[key].problem.say = say
+    return known[key]
 
 
 def _seconds(found: Found) -> float:
@@ -106,6 +123,7 @@ def _as_plan(search: Search, found: Found) -> Plan:
     return Plan(
         regions=regions,
         loops=loops,
+        own_regions=search.problem.own_regions,
         fingerprint=traced.graph.fingerprint,
         modules=module_fingerprints(traced.graph),
         shapes=shapes_fingerprint(traced.graph),
@@ -159,5 +177,6 @@ def _notes(search: Search, found: Found) -> tuple[str, ...]:
     )
     for op in search.problem.graph.operations:
         if op.subprogram is not None and op.subprogram.kind is Nesting.REGION:
-            notes.append(f"kept the model's own checkpoint region in {op.module or 'the function'} ({op.location})")
+            where = f"{op.module or 'the function'} ({op.location})"
+            notes.append(f"kept the model's own checkpoint region in {where}; own_regions='replace' plans inside it")
     return tuple(notes)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rematplan.errors import InfeasibleBudget
+from rematplan.program.configuration import OwnRegions
 from rematplan.search.candidates import (
     ONE_BLOCK,
     ONE_REGION,
@@ -81,9 +82,11 @@ class Found:
 class Search:
     """Finds plans for one workload on one target."""
 
-    def __init__(self, work: Workload, target: Target, *, progress: Progress):
+    def __init__(
+        self, work: Workload, target: Target, *, progress: Progress, own_regions: OwnRegions = OwnRegions.KEEP
+    ):
         self.started = time.monotonic()
-        self.problem = Problem(work, target, progress=progress)
+        self.problem = Problem(work, target, progress=progress, own_regions=own_regions)
         self.target = target
         self.prices = Prices(target)
         self.measured: dict[Any, Priced] = {}

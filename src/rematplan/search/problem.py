@@ -18,7 +18,7 @@ import jax
 from rematplan import apply
 from rematplan.planner.blocks import Block, Granularity, Run, blocks, runs
 from rematplan.planner.price import Rates
-from rematplan.program.configuration import PLAIN, Configuration
+from rematplan.program.configuration import PLAIN, Configuration, OwnRegions
 from rematplan.program.fold import CannotFold, Folded, fold
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import Traced
@@ -65,14 +65,17 @@ class Problem:
       probes, compiles: how many measurements were asked for.
     """
 
-    def __init__(self, work: Workload, target: Target, *, progress: Progress):
+    def __init__(
+        self, work: Workload, target: Target, *, progress: Progress, own_regions: OwnRegions = OwnRegions.KEEP
+    ):
         self.work = work
         self.target = target
+        self.own_regions = own_regions
         self.say = progress
         self.probes = 0
         self.compiles = 0
         progress("tracing")
-        self.traced: Traced = traced_loss(work)
+        self.traced: Traced = traced_loss(work, own_regions=own_regions)
         self.graph = self.traced.graph
         self.coarse: tuple[Block, ...] = blocks(self.graph, granularity=Granularity.COARSE)
         self.fine: tuple[Block, ...] = blocks(self.graph)
@@ -95,7 +98,8 @@ class Problem:
     def whole(self, configuration: Configuration) -> Program:
         """The whole training step under a configuration."""
         # without regions the program is measured as the user wrote it
-        planned = None if configuration == PLAIN else apply.configured(self.traced, configuration)
+        as_written = configuration == PLAIN and self.own_regions is OwnRegions.KEEP
+        planned = None if as_written else apply.configured(self.traced, configuration)
         step = self.work.step(planned)
         return compiler.lower(step.function, step.leaves, donated=step.donated, target=self.target, name=self.work.name)
 
