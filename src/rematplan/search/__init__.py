@@ -43,8 +43,8 @@ def plan(
       budget: device memory for the whole step, per device: bytes, "12GiB", "12GB", or "80%" of what the target's compiler
         sees.
       target: a name such as "tpu-v5e", "gpu-h100" or "cpu".
-      finalists: how many candidates are compiled whole at a time; with one, the first that fits is taken, which takes
-        half the time and may miss a few percent.
+      finalists: how many candidates that fit are compiled whole at most, as long as another is expected to be faster;
+        with one, the first that fits is taken, which takes half the time and may miss a few percent.
       own_regions: "keep" the checkpoint regions that the model brings along (`nnx.remat`, `jax.checkpoint`) as they are,
         or "replace" them: what is inside is planned like everything else.
       progress: called with a sentence whenever something long begins.

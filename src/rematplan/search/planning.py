@@ -49,7 +49,8 @@ TIE = 1.002
 # Predictions this far above the budget are still compiled when nothing predicted to fit is left.
 NEARLY = 1.03
 MOST_COMPILES = 6
-FINALISTS = 2  # as many as compile at the same time
+# One after the other: a TPU compile keeps two cores busy, and each teaches the prices of the next choice.
+FINALISTS = 3
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Search:
         """The cheapest plan found that fits; without a budget, the fastest.
 
         Args:
-          finalists: how many are compiled at a time. With one, the first that fits is taken.
+          finalists: of those that fit, how many are compiled at most. With one, the first that fits is taken.
 
         Raises:
           InfeasibleBudget: nothing found fits.
@@ -162,21 +163,20 @@ class Search:
         self.probes_left = max(self.probes_left, PROBES_PER_BUDGET + MIXES * MIX_ROUNDS)
         self._second_wave(limit if limit is not None else 1 << 62)
         tried = self._compiled_before(limit)
-        before, fresh = len(tried), set[Any]()
         bound: float | None = None
+        fitting = 0
         for _ in range(MOST_COMPILES):
             ranked, bound = self._ranked(limit, tried)
             best = _best(tried)
             todo = [r for r in ranked if r[0].configuration not in tried]
             todo = [r for r in todo if best is None or r[1] < WORTH_COMPILING * _time(best.measurement)]
-            todo = todo[: finalists if len(tried) - before + finalists <= MOST_COMPILES else 1]
-            if finalists == 1 and any(tried[c].measurement.fits_limit is not False for c in fresh):
+            if not todo:
                 break
-            if not todo or len(tried) - before >= MOST_COMPILES:
+            compiled = self._compile(todo[0], limit)
+            tried[compiled.candidate.configuration] = compiled
+            fitting += compiled.measurement.fits_limit is not False
+            if fitting >= finalists:
                 break
-            for compiled in self._compile(todo, limit):
-                tried[compiled.candidate.configuration] = compiled
-                fresh.add(compiled.candidate.configuration)
         best = _best(tried)
         if best is None:
             raise self._infeasible(limit, tried)
@@ -260,17 +260,14 @@ class Search:
             room = min(room, budget) - max(min(over), 1)
         return bound
 
-    def _compile(self, todo: list[tuple[Candidate, float, dict[str, Any]]], limit: int | None) -> list[Compiled]:
-        options = [Options(method=Method.COMPILE, limit_bytes=limit) for _ in todo]
-        tasks = [(c.name, c.configuration, c.period) for c, _, _ in todo]
-        measurements = self.problem.compile(tasks, options)
-        done = []
-        for (candidate, _, predicted), m in zip(todo, measurements, strict=True):
-            self.prices.learn(m)
-            compiled = Compiled(candidate, predicted, _with_fit(m, limit))
-            self.compiled[candidate.configuration, limit] = compiled
-            done.append(compiled)
-        return done
+    def _compile(self, chosen: tuple[Candidate, float, dict[str, Any]], limit: int | None) -> Compiled:
+        candidate, _, predicted = chosen
+        m = self.problem.compile(
+            candidate.name, candidate.configuration, Options(method=Method.COMPILE, limit_bytes=limit)
+        )
+        self.prices.learn(m)
+        compiled = self.compiled[candidate.configuration, limit] = Compiled(candidate, predicted, _with_fit(m, limit))
+        return compiled
 
     def _infeasible(self, limit: int | None, tried: dict[Any, Compiled]) -> InfeasibleBudget:
         """The smallest need among everything measured, and what it consists of."""

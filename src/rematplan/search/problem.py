@@ -186,16 +186,13 @@ class Problem:
             measurements=((1 - weight, short), (weight, long)),
         )
 
-    def compile(
-        self, tasks: Sequence[tuple[str, Configuration, int | None]], options: Sequence[Options]
-    ) -> list[Measurement]:
-        """Full compiles of the whole step, two at a time."""
-        programs = []
-        for name, configuration, _ in tasks:
-            self.say(f"compiling {name}")
-            programs.append(self.whole(configuration))
-        self.compiles += len(programs)
-        return compiler.measure_many(list(zip(programs, options, strict=True)), self.target, workers=WORKERS)
+    def compile(self, name: str, configuration: Configuration, options: Options) -> Measurement:
+        """A full compile of the whole step."""
+        self.say(f"compiling {name}")
+        program = self.whole(configuration)
+        self.compiles += 1
+        (measured,) = compiler.measure_many([(program, options)], self.target, workers=1)
+        return measured
 
 
 def fold_run(traced: Traced, chain: Sequence[Block], run: Run, repetitions: int) -> Folded:
