@@ -1,0 +1,122 @@
+"""Which steps a schedule may be selected from.
+
+Comes in: a `ScheduleGraph`, a budget, and how far to look. Goes out: `Candidates` in stages. Stage `t` ends with the
+first computation of node `t`; before it, some earlier nodes may be computed again, each once, in the order of the graph.
+That is the problem as Checkmate (Jain et al. 2020) and Moccasin (Bartan et al. 2023) define it; `everything` holds all
+of it, `nearby` the few steps that matter most, `between_checkpoints` a relaxation that merges stages.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rematplan.planner.schedule.graph import ScheduleGraph
+from rematplan.planner.schedule.referee import replay
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Steps to select from.
+
+    Attributes:
+      nodes: the node that each step computes; the first step of each node is mandatory.
+      mandatory: by step.
+      counted: by step, whether a bound must respect its bytes; fewer than all make a relaxation.
+    """
+
+    nodes: np.ndarray
+    mandatory: np.ndarray
+    counted: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.nodes)
+
+    def active(self, chosen: np.ndarray) -> list[int]:
+        """The nodes of the mandatory steps and of those `chosen`, in order."""
+        return self.nodes[self.mandatory | chosen].tolist()
+
+
+def in_stages(stages: Sequence[Iterable[int]]) -> Candidates:
+    """Candidates from the nodes that may be computed again in each stage."""
+    nodes: list[int] = []
+    mandatory: list[bool] = []
+    for node, again in enumerate(stages):
+        nodes += [*sorted(again), node]
+        mandatory += [False] * (len(nodes) - len(mandatory) - 1) + [True]
+    return Candidates(np.asarray(nodes), np.asarray(mandatory), np.ones(len(nodes), dtype=bool))
+
+
+def everything(graph: ScheduleGraph, *, cost_limit: float) -> Candidates:
+    """Every node in every later stage, but for nodes that cost more than the limit."""
+    cheap = [node for node, cost in enumerate(graph.costs) if cost <= cost_limit]
+    return in_stages([cheap[: bisect_left(cheap, stage)] for stage in range(len(graph))])
+
+
+def nearby(
+    graph: ScheduleGraph, *, budget_bytes: int, depth: int, cost_limit: float, order: Sequence[int] = ()
+) -> Candidates:
+    """Steps right before the first computation that reads them, and the steps that those need in turn.
+
+    A value is worth a step only if it could be dropped meanwhile where the graph's own order exceeds the budget.
+
+    Args:
+      depth: 1 computes again only what the stage's own node reads, 2 also what those steps read, and so on.
+      order: a known schedule, whose steps are added.
+    """
+    exceeds = np.asarray(replay(graph, range(len(graph))).step_bytes) > budget_bytes
+    exceeding_before = [0, *np.cumsum(exceeds).tolist()]
+    stages = stages_of(graph, order) if order else [set[int]() for _ in graph.costs]
+    for stage, again in enumerate(stages):
+        reached = {stage}
+        for _ in range(depth):
+            reads = {i for node in reached for i in graph.inputs[node]} - again
+            reached.clear()
+            for node in reads:
+                number = bisect_left(graph.readers[node], stage)
+                last_event = graph.readers[node][number - 1] if number else node
+                droppable = exceeding_before[stage] > exceeding_before[last_event + 1]
+                if droppable and graph.costs[node] <= cost_limit:
+                    reached.add(node)
+            again |= reached
+    return in_stages(stages)
+
+
+def stages_of(graph: ScheduleGraph, order: Sequence[int]) -> list[set[int]]:
+    """By stage: the nodes that a schedule computes again in it."""
+    stages: list[set[int]] = [set() for _ in graph.costs]
+    stage = 0
+    for node in order:
+        if node == stage:
+            stage += 1
+        else:
+            stages[stage].add(node)
+    return stages
+
+
+def between_checkpoints(graph: ScheduleGraph, checkpoints: Sequence[int], *, cost_limit: float) -> Candidates:
+    """A relaxation: bytes count at a few first computations only, and between two of them a node is computed once.
+
+    Whatever a schedule computes between two checkpoints, it could compute in the order of the graph if bytes did not
+    count there, and computing a node twice costs no less than once. So what this allows is no dearer than any schedule.
+
+    Args:
+      checkpoints: nodes, increasing.
+    """
+    cheap = np.asarray(graph.costs) <= cost_limit
+    nodes: list[np.ndarray] = []
+    mandatory: list[np.ndarray] = []
+    counted: list[np.ndarray] = []
+    last = len(graph) - 1
+    begin = 0
+    for checkpoint in dict.fromkeys([*checkpoints, last]):
+        new = np.arange(checkpoint + 1) >= begin
+        chosen = new | cheap[: checkpoint + 1]
+        nodes.append(np.nonzero(chosen)[0])
+        mandatory.append(new[chosen])
+        counted.append(nodes[-1] == checkpoint)
+        begin = checkpoint + 1
+    return Candidates(np.concatenate(nodes), np.concatenate(mandatory), np.concatenate(counted))

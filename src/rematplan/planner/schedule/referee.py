@@ -1,0 +1,73 @@
+"""The referee: replays a schedule and counts what is live at every step.
+
+Comes in: a `ScheduleGraph` and the node computed at every step. Goes out: bytes at every step, the peak, the cost. It
+walks the steps twice with sets and shares nothing with the solvers.
+
+A value is live from the step that computes it to the last step that reads it before it is computed again; the inputs
+and the value of a step are live during it; outputs of the graph are live to the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rematplan.planner.schedule.graph import ScheduleGraph, add
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A schedule, replayed.
+
+    Attributes:
+      cost: of all steps.
+      peak_bytes: the most that is live at any step.
+      step_bytes: live bytes by step.
+      peak_values: the nodes whose values are live at the first step with the most bytes.
+    """
+
+    cost: float
+    peak_bytes: int
+    step_bytes: tuple[int, ...]
+    peak_values: tuple[int, ...]
+
+
+def replay(graph: ScheduleGraph, order: Sequence[int]) -> Replay:
+    """Runs a schedule on paper.
+
+    Raises:
+      ValueError: a step reads a value that was never computed, a node is never computed, or nodes are computed for the
+        first time in another order than the graph's.
+    """
+    known = 0
+    for step, node in enumerate(order):
+        if node == known:
+            known += 1
+        elif not 0 <= node < known:
+            raise ValueError(f"step {step} computes node {node}, but {known} is the next to be computed first")
+    if known != len(graph):
+        raise ValueError(f"node {known} is never computed")
+
+    # Backwards: which values some later step reads before they are computed again.
+    wanted = set(graph.outputs)
+    kept: list[frozenset[int]] = []
+    for node in reversed(order):
+        wanted.discard(node)
+        kept.append(frozenset(wanted))  # lives through this step from before it, besides what it reads
+        wanted.update(graph.inputs[node])
+    assert not wanted, "inputs stand before their readers, and nodes are first computed in order"
+    kept.reverse()
+
+    sizes: list[int] = []
+    peak_bytes, peak_values = 0, frozenset[int]()
+    for node, through in zip(order, kept, strict=True):
+        live = through | {node, *graph.inputs[node]}
+        sizes.append(sum(graph.sizes[v] for v in live))
+        if sizes[-1] > peak_bytes:
+            peak_bytes, peak_values = sizes[-1], live
+    return Replay(
+        cost=add([graph.costs[node] for node in order]),
+        peak_bytes=peak_bytes,
+        step_bytes=tuple(sizes),
+        peak_values=tuple(sorted(peak_values)),
+    )

@@ -1,0 +1,209 @@
+"""The cheapest selection of steps from a longer sequence, as a mixed-integer linear program.
+
+Comes in: a sequence of candidate steps, some of them mandatory, and a budget. Goes out: a `Program` whose solutions are
+the sub-sequences that compute every input before it is read and stay within the budget. Every exact search, every
+neighbourhood of the local search and every lower bound here is such a program; only the candidates differ.
+
+For each value, its *events* are the candidate steps that compute or read it. Between two consecutive events the value is
+either live or not, one variable `x`; most of these variables are constants or equal to others and never appear:
+
+- reading at an active step needs `x` before it, and `x` after it at most `x` before it;
+- computing: `x` after it at most `x` before it plus whether the step is active;
+- bytes at a step: each value that is live between the events around it, or up to it, plus what it computes.
+
+A row of bytes at a step that is not active only repeats what its neighbours say, so all rows hold always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import sparse
+
+from rematplan.planner.schedule.candidates import Candidates
+from rematplan.planner.schedule.graph import ScheduleGraph
+
+# An expression is a constant 0 or 1, or variable number `expression - FIRST`.
+NEVER, ALWAYS, FIRST = 0, 1, 2
+# Bytes are scaled so that the budget is this: rounding of the solver (1e-6 per row) is then far below one byte in most
+# graphs, and what it still lets through the referee catches.
+BUDGET_SCALE = 1000.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """minimise `costs @ x + base_cost`, `relations @ x >= relation_floor`, `bytes @ x <= room`, x in {0, 1}.
+
+    Attributes:
+      steps: by candidate step its variable, -1 where it is mandatory or useless.
+      row_steps: by row of `bytes`, its candidate step.
+    """
+
+    candidates: Candidates
+    costs: np.ndarray
+    base_cost: float
+    relations: sparse.csr_matrix
+    relation_floor: np.ndarray
+    bytes: sparse.csr_matrix
+    room: np.ndarray
+    row_steps: np.ndarray
+    steps: np.ndarray
+    hopeless: bool
+
+    @property
+    def size(self) -> int:
+        """How many variables there are."""
+        return len(self.costs)
+
+    def chosen(self, x: np.ndarray) -> np.ndarray:
+        """By candidate step: whether a solution computes it, besides the mandatory ones."""
+        picked = np.zeros(len(self.steps), dtype=bool)
+        free = self.steps >= 0
+        picked[free] = x[self.steps[free]] > 0.5
+        return picked
+
+
+def formulate(graph: ScheduleGraph, candidates: Candidates, *, budget_bytes: float) -> Program:
+    """The program of a selection. Rows of steps that are not `counted` are left out."""
+    return _Builder(graph, candidates, budget_bytes).build()
+
+
+@dataclass
+class _Builder:
+    graph: ScheduleGraph
+    candidates: Candidates
+    budget_bytes: float
+    # relations, one triplet list
+    row: list[int] = field(default_factory=list[int])
+    column: list[int] = field(default_factory=list[int])
+    value: list[float] = field(default_factory=list[float])
+    floor: list[float] = field(default_factory=list[float])
+    # live stretches: expression, first step, step after the last, bytes
+    live: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
+
+    def build(self) -> Program:
+        graph, nodes = self.graph, self.candidates.nodes.tolist()
+        mandatory = self.candidates.mandatory.tolist()
+        events: list[list[int]] = [[] for _ in range(len(graph))]
+        for step, node in enumerate(nodes):
+            for i in graph.inputs[node]:
+                events[i].append(step)
+            events[node].append(step)
+        # Steps whose value nothing later reads are useless; found backwards, a value's readers before the value itself.
+        self.expression = [ALWAYS if m else FIRST for m in mandatory]
+        self.count = 0
+        useful = self._useful(nodes, mandatory)
+        for step, needed in enumerate(useful):
+            if not mandatory[step]:
+                self.expression[step] = FIRST + self.count if needed else NEVER
+                self.count += needed
+        for node, at in enumerate(events):
+            self._walk(node, at, nodes)
+        costs = np.zeros(self.count)
+        steps = np.full(len(nodes), -1)
+        base = 0.0
+        for step, node in enumerate(nodes):
+            e = self.expression[step]
+            if e >= FIRST:
+                costs[e - FIRST] = graph.costs[node]
+                steps[step] = e - FIRST
+            elif e == ALWAYS:
+                base += graph.costs[node]
+        relations = sparse.csr_matrix((self.value, (self.row, self.column)), shape=(len(self.floor), self.count))
+        bytes_, room, row_steps, hopeless = self._bytes(len(nodes))
+        return Program(
+            self.candidates, costs, base, relations, np.asarray(self.floor), bytes_, room, row_steps, steps, hopeless
+        )
+
+    def _useful(self, nodes: list[int], mandatory: list[bool]) -> list[bool]:
+        wanted = np.zeros(len(self.graph), dtype=bool)
+        wanted[list(self.graph.outputs)] = True
+        useful = [False] * len(nodes)
+        for step in range(len(nodes) - 1, -1, -1):
+            node = nodes[step]
+            if mandatory[step] or wanted[node]:
+                useful[step] = True
+                # an optional step may stay idle: then an earlier one serves what it would have served
+                if mandatory[step]:
+                    wanted[node] = False
+                wanted[list(self.graph.inputs[node])] = True
+        return useful
+
+    def _walk(self, node: int, at: list[int], nodes: list[int]) -> None:
+        """The variables and relations of one value, from its last event to its first."""
+        size = self.graph.sizes[node]
+        end = len(nodes)
+        after = ALWAYS if node in self.graph.outputs else NEVER
+        self._alive(after, at[-1], end, size)
+        for number in range(len(at) - 1, -1, -1):
+            step = at[number]
+            active = self.expression[step]
+            if nodes[step] == node:  # computes it
+                self.live.append((active, step, step + 1, size))
+                if active == ALWAYS or after == NEVER:
+                    before = NEVER
+                else:
+                    before = ALWAYS if active == NEVER and after == ALWAYS else self._new()
+                    self._relate([(before, 1.0), (active, 1.0), (after, -1.0)])
+            elif ALWAYS in (active, after):
+                before = ALWAYS
+            elif NEVER in (active, after):
+                before = max(active, after)  # whichever is not constant, or never
+            else:
+                before = self._new()
+                self._relate([(before, 1.0), (active, -1.0)])
+                self._relate([(before, 1.0), (after, -1.0)])
+            previous = at[number - 1] if number else -1
+            if number:
+                self._alive(before, previous, step, size)
+            after = before
+        assert after == NEVER, f"the first step of node {node} must be mandatory and stand before its readers"
+
+    def _alive(self, expression: int, after: int, last: int, size: int) -> None:
+        """Live after one step up to and with another."""
+        self.live.append((expression, after + 1, last + 1, size))
+
+    def _new(self) -> int:
+        self.count += 1
+        return FIRST + self.count - 1
+
+    def _relate(self, terms: list[tuple[int, float]]) -> None:
+        """The sum of terms is at least zero."""
+        floor = 0.0
+        for expression, factor in terms:
+            if expression == ALWAYS:
+                floor -= factor
+            elif expression >= FIRST:
+                self.row.append(len(self.floor))
+                self.column.append(expression - FIRST)
+                self.value.append(factor)
+        self.floor.append(floor)
+
+    def _bytes(self, length: int) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray, bool]:
+        table = np.array([entry for entry in self.live if entry[0] != NEVER and entry[3] > 0], dtype=np.float64)
+        table = table.reshape(-1, 4)
+        expression, start, stop = (table[:, i].astype(np.int64) for i in range(3))
+        size = table[:, 3] * (BUDGET_SCALE / self.budget_bytes)
+        stop = np.minimum(stop, length)
+        change = np.zeros((2, length + 1))
+        for kind, which in enumerate((expression == ALWAYS, expression >= FIRST)):
+            np.add.at(change[kind], start[which], size[which])
+            np.add.at(change[kind], stop[which], -size[which])
+        constant, variable = np.cumsum(change, axis=1)[:, :length]
+        counted = self.candidates.counted
+        slack = 1e-9 * BUDGET_SCALE
+        binding = counted & (constant + variable > BUDGET_SCALE + slack)
+        hopeless = bool(np.any(counted & (constant > BUDGET_SCALE + slack)))
+        row_of = np.cumsum(binding) - 1
+        which = expression >= FIRST
+        expression, start, stop, size = expression[which], start[which], stop[which], size[which]
+        lengths = stop - start
+        entry = np.repeat(np.arange(len(lengths)), lengths)
+        step = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + start[entry]
+        inside = binding[step]
+        entry, step = entry[inside], step[inside]
+        matrix = sparse.csr_matrix(
+            (size[entry], (row_of[step], expression[entry] - FIRST)), shape=(int(binding.sum()), self.count)
+        )
+        return matrix, BUDGET_SCALE - constant[binding], np.nonzero(binding)[0], hopeless
