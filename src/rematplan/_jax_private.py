@@ -48,6 +48,11 @@ def checkpointing(eqn: Any) -> tuple[str, Any]:
     return kind, held.params["jaxpr"] if held is not None and kind == "region" else None
 
 
+def new_remat() -> bool:
+    """Whether JAX's new implementation of remat is switched on (`jax_remat3`, JAX_REMAT3=1); it has no public test (0.12)."""
+    return bool(getattr(jax.config, "jax_remat3", False))
+
+
 def itemsize(dtype: Any) -> int:
     """Bytes of one element, PRNG keys included."""
     return int(getattr(dtype, "itemsize", 4))

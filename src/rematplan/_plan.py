@@ -10,7 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class PlanRegion:
 
     Attributes:
       module: the module path that the region follows, empty if it does not follow one.
+      inner: regions inside; what they save is kept only while this region is run again.
     """
 
     first: str
@@ -38,6 +39,12 @@ class PlanRegion:
     saved: tuple[str, ...] = ()
     module: str = ""
     prevent_cse: bool = True
+    inner: tuple[PlanRegion, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every saved name, those of inner regions last."""
+        return (*self.saved, *(name for region in self.inner for name in region.names))
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Plan:
     def saved(self) -> tuple[str, ...]:
         """Every saved name, in program order, loops last."""
         regions = [*self.regions, *(r for loop in self.loops for r in loop.regions)]
-        return tuple(name for region in regions for name in region.saved)
+        return tuple(name for region in regions for name in region.names)
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
@@ -177,6 +184,7 @@ def _region(content: Mapping[str, Any]) -> PlanRegion:
         saved=tuple(content["saved"]),
         module=content.get("module", ""),
         prevent_cse=content.get("prevent_cse", True),
+        inner=tuple(map(_region, content.get("inner", ()))),
     )
 
 
@@ -203,6 +211,7 @@ def _named(region: Region, graph: Graph) -> PlanRegion:
         saved=tuple(graph.values[v].name for v in sorted(region.saved)),
         module=module_of(region, graph),
         prevent_cse=region.prevent_cse,
+        inner=tuple(_named(r, graph) for r in region.inner),
     )
 
 
@@ -233,28 +242,32 @@ def resolve(plan: Plan, graph: Graph, bodies: Mapping[int, Graph]) -> Configurat
             f"{_difference(plan.modules, module_fingerprints(graph))}; plan again for this function"
         )
     operation = {op.name: op.index for op in graph.operations}
-    regions = tuple(_resolved(r, graph) for r in plan.regions)
+    regions = _resolved(plan.regions, graph)
     loops = []
     for loop in plan.loops:
         index = operation.get(loop.operation)
         if index is None or index not in bodies:
             raise PlanMismatch(f"the plan names a loop {loop.operation!r} that this function does not have; plan again")
-        loops.append((index, Configuration(tuple(_resolved(r, bodies[index]) for r in loop.regions))))
+        loops.append((index, Configuration(_resolved(loop.regions, bodies[index]))))
     return Configuration(regions, tuple(loops))
 
 
-def _resolved(region: PlanRegion, graph: Graph) -> Region:
+def _resolved(regions: Sequence[PlanRegion], graph: Graph) -> tuple[Region, ...]:
     operation = {op.name: op.index for op in graph.operations}
     value = {v.name: v.id for v in graph.values}
-    missing = [n for n in (region.first, region.last) if n not in operation] + [
-        n for n in region.saved if n not in value
-    ]
-    if missing:
-        raise PlanMismatch(
-            f"the plan names {missing[0]!r}, which this function does not have; plan again for this function"
-        )
-    start, stop = operation[region.first], operation[region.last] + 1
-    return Region(start, stop, frozenset(value[n] for n in region.saved), prevent_cse=region.prevent_cse)
+
+    def one(region: PlanRegion) -> Region:
+        missing = [n for n in (region.first, region.last) if n not in operation]
+        missing += [n for n in region.saved if n not in value]
+        if missing:
+            raise PlanMismatch(
+                f"the plan names {missing[0]!r}, which this function does not have; plan again for this function"
+            )
+        start, stop = operation[region.first], operation[region.last] + 1
+        saved = frozenset(value[n] for n in region.saved)
+        return Region(start, stop, saved, prevent_cse=region.prevent_cse, inner=tuple(map(one, region.inner)))
+
+    return tuple(map(one, regions))
 
 
 def module_fingerprints(graph: Graph) -> dict[str, str]:

@@ -15,8 +15,9 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex
 
+from rematplan import _jax_private
 from rematplan._plan import Plan, resolve
-from rematplan.errors import PlanMismatch
+from rematplan.errors import InputError, PlanMismatch
 from rematplan.lift import Lifted
 from rematplan.program import evaluate
 from rematplan.program.configuration import Configuration, Region
@@ -46,7 +47,7 @@ def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
 def _named(traced: Traced, configuration: Configuration) -> Traced:
     """The program with what the derivatives of its saved values read, bodies of loops included."""
     bodies = {**traced.bodies, **{i: _named(traced.bodies[i], inner) for i, inner in configuration.loops}}
-    saved = {v for region in configuration.regions for v in region.saved}
+    saved = {v for region in configuration.all_regions() for v in region.saved}
     return with_named_residuals(replace(traced, bodies=bodies), saved)
 
 
@@ -56,29 +57,33 @@ def configured(traced: Traced, configuration: Configuration) -> Callable[..., li
     Raises:
       PlanMismatch: a region holds an operation that must run exactly once (a callback or an ordered effect), or regions
         overlap.
+      InputError: regions inside regions under an implementation of remat that does not honour them.
     """
-    _check(traced, configuration)
+    if any(region.inner for region in configuration.regions) and _jax_private.new_remat():
+        # there an inner region keeps what it saves from the first forward pass on (jax 0.10.2)
+        raise InputError(
+            "the plan has regions inside regions, which do not hold under JAX's new remat (jax_remat3): inner regions would "
+            "keep their values all the time and need more memory than planned. Set JAX_REMAT3=0, or plan with a larger "
+            "budget, for which one level of regions is enough."
+        )
+    _check(traced, configuration.regions, 0, len(traced.equations))
     last_use = traced.graph.last_use()
 
     def function(*leaves: Any) -> list[Any]:
         env = dict(zip(traced.graph.inputs, leaves, strict=True))
         env.update(traced.constants)
-        position = 0
-        for region in configuration.regions:
-            _run(traced, configuration, position, region.start, env)
-            _run_region(traced, configuration, region, last_use, env)
-            position = region.stop
-        _run(traced, configuration, position, len(traced.equations), env)
+        whole = Region(0, len(traced.equations), inner=configuration.regions)
+        _run_inside(traced, configuration, whole, last_use, env, {})
         return evaluate.outputs(traced, env)
 
     return function
 
 
-def _check(traced: Traced, configuration: Configuration) -> None:
-    position = 0
-    for region in configuration.regions:
-        if region.start < position or region.stop > len(traced.equations):
-            raise PlanMismatch(f"regions overlap or run past the program at operation {region.start}")
+def _check(traced: Traced, regions: Sequence[Region], start: int, stop: int) -> None:
+    position = start
+    for region in regions:
+        if region.start < position or region.stop > stop:
+            raise PlanMismatch(f"regions overlap or run past what they stand in at operation {region.start}")
         position = region.stop
         for op in traced.graph.operations[region.start : region.stop]:
             if op.barrier:
@@ -86,6 +91,24 @@ def _check(traced: Traced, configuration: Configuration) -> None:
                     f"the region from operation {region.start} to {region.stop} would run {op.name} ({op.location}) "
                     "twice: callbacks and ordered effects stay outside regions; end the region before it"
                 )
+        _check(traced, region.inner, region.start, region.stop)
+
+
+def _run_inside(
+    traced: Traced,
+    configuration: Configuration,
+    region: Region,
+    last_use: Sequence[int],
+    env: dict[int, Any],
+    names: Mapping[int, str],
+) -> None:
+    """Evaluates what a region holds, naming the values in `names`; inner regions under their own `jax.checkpoint`."""
+    position = region.start
+    for inner in region.inner:
+        _run(traced, configuration, position, inner.start, env, names)
+        _run_region(traced, configuration, inner, last_use, env)
+        position = inner.stop
+    _run(traced, configuration, position, region.stop, env, names)
 
 
 def _run(
@@ -94,13 +117,13 @@ def _run(
     start: int,
     stop: int,
     env: dict[int, Any],
-    names: Mapping[int, str] | None = None,
+    names: Mapping[int, str],
 ) -> None:
     """Evaluates operations `[start, stop)`, naming the values in `names`."""
     for index in range(start, stop):
         equation = traced.equations[index]
         inner = configuration.loop(index)
-        named = {o: names[o] for o in equation.outputs if o in names} if names else {}
+        named = {o: names[o] for o in equation.outputs if o in names}
         own = bool(named) and not set(named).isdisjoint(traced.graph.operations[index].needed)
         if inner is not None:
             function = _loop(equation, traced.bodies[index], inner)
@@ -124,7 +147,7 @@ def _run_region(
 
     def body(*arguments: Any) -> list[Any]:
         inner = dict(zip(inputs, arguments, strict=True))
-        _run(traced, configuration, region.start, region.stop, inner, names)
+        _run_inside(traced, configuration, region, last_use, inner, names)
         return [inner[o] for o in outputs]
 
     checkpointed = jax.checkpoint(body, policy=_policy(region, names), prevent_cse=region.prevent_cse)

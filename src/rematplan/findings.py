@@ -21,19 +21,22 @@ NO_DIFFERENCE = 0.001
 
 
 def of_program(graph: Graph) -> tuple[Finding, ...]:
-    """What the user's function holds already."""
+    """What the user's function holds already: one finding for each source line that makes regions."""
+    own = [op for op in graph.operations if op.subprogram is not None and op.subprogram.kind is Nesting.REGION]
     found = []
-    for op in graph.operations:
-        if op.subprogram is not None and op.subprogram.kind is Nesting.REGION:
-            found.append(
-                Finding(
-                    "own-region",
-                    f"The model checkpoints {len(op.subprogram.graph.operations)} operations by itself; that region is kept "
-                    "as it is, and what a policy or plan saves lies outside of it. Remove it to have it planned.",
-                    module=op.module,
-                    location=op.location,
-                )
+    for location in dict.fromkeys(op.location for op in own):
+        here = [op for op in own if op.location == location]
+        inside = sum(len(op.subprogram.graph.operations) for op in here if op.subprogram is not None)
+        regions = "a region" if len(here) == 1 else f"{len(here)} regions"
+        found.append(
+            Finding(
+                "own-region",
+                f"The model checkpoints {inside} operations by itself, in {regions} kept as written: what a policy or plan "
+                "saves lies outside. To have it planned, plan with own_regions='replace', or remove it.",
+                module=here[0].module,
+                location=location,
             )
+        )
     return tuple(found)
 
 
@@ -41,7 +44,7 @@ def of_regions(graph: Graph, configuration: Configuration) -> tuple[Finding, ...
     """Regions that cannot lower the peak."""
     total = sum(op.flops for op in graph.operations)
     for region in configuration.regions:
-        if region.saved or region.policy not in (None, "nothing_saveable"):
+        if region.saved or region.inner or region.policy not in (None, "nothing_saveable"):
             continue
         inside = graph.operations[region.start : region.stop]
         share = sum(op.flops for op in inside) / total if total else 0.0

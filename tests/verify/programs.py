@@ -155,21 +155,32 @@ def traced_program(seed: int, length: int) -> tuple[Traced, tuple[Array, ...], t
 
 
 def configuration(rng: random.Random, traced: Traced, *, in_loop: bool = False) -> Configuration:
-    """Random regions that save random values, in the bodies of loops too."""
-    operations = traced.graph.operations
-    cuts = sorted(rng.sample(range(len(operations) + 1), k=min(len(operations) + 1, rng.choice([2, 2, 3, 4]))))
+    """Random regions that save random values, some inside others, in the bodies of loops too."""
+    loops = tuple(
+        (index, configuration(rng, body, in_loop=True)) for index, body in traced.bodies.items() if rng.random() < 0.7
+    )
+    regions = _regions(rng, traced, (0, len(traced.graph.operations)), prevent_cse=not in_loop, nesting=2)
+    return Configuration(regions, loops)
+
+
+def _regions(
+    rng: random.Random, traced: Traced, inside: tuple[int, int], *, prevent_cse: bool, nesting: int
+) -> tuple[Region, ...]:
+    positions = range(inside[0], inside[1] + 1)
+    cuts = sorted(rng.sample(positions, k=min(len(positions), rng.choice([2, 2, 3, 4]))))
     regions = []
     for start, stop in itertools.pairwise(cuts):
         if rng.random() < 0.2:
             continue
+        inner: tuple[Region, ...] = ()
+        if nesting and stop - start > 1 and rng.random() < 0.3:
+            inner = _regions(rng, traced, (start, stop), prevent_cse=prevent_cse, nesting=nesting - 1)
         share = rng.choice([0.0, 0.1, 0.5, 1.0])
-        values = [v for op in operations[start:stop] for v in op.outputs if _savable(traced, v)]
+        outside = [i for i in range(start, stop) if not any(r.start <= i < r.stop for r in inner)]
+        values = [v for i in outside for v in traced.graph.operations[i].outputs if _savable(traced, v)]
         saved = frozenset(v for v in values if rng.random() < share)
-        regions.append(Region(start, stop, saved, prevent_cse=not in_loop))
-    loops = tuple(
-        (index, configuration(rng, body, in_loop=True)) for index, body in traced.bodies.items() if rng.random() < 0.7
-    )
-    return Configuration(tuple(regions), loops)
+        regions.append(Region(start, stop, saved, prevent_cse=prevent_cse, inner=inner))
+    return tuple(regions)
 
 
 def _savable(traced: Traced, value: int) -> bool:

@@ -136,7 +136,43 @@ def test_recomputed_operations_are_those_between_saved_values():
     assert again() == sorted([*dots, *sines])
     assert again(second) == sorted([dots[0], *sines, dots[2]])
     assert again(first, second, third) == sines
-    assert recomputed.recomputed(traced, PLAIN) == frozenset()
+    assert not recomputed.recomputed(traced, PLAIN)
+
+
+def test_a_region_inside_another_runs_its_operations_once_more_and_keeps_what_it_saves():
+    def loss(w, x):
+        return [jnp.sin(jnp.sin(jnp.sin(x @ w) @ w) @ w).sum()]
+
+    traced = with_residuals(trace(loss, (jnp.ones((4, 4)), jnp.ones((8, 4))), differentiated=[0]))
+    dots = [op.index for op in traced.graph.operations if op.primitive == "dot_general"]
+    second = traced.graph.operations[dots[1]].outputs[0]
+
+    def runs(*saved):
+        inner = Region(dots[1], dots[2], frozenset(saved))
+        outer = Configuration((Region(0, len(traced.equations), inner=(inner,)),))
+        assert recomputed.saved_as_planned(traced, outer) == ()
+        again = recomputed.recomputed(traced, outer)
+        return [again[i,] for i in dots]
+
+    assert runs() == [1, 2, 1]
+    assert runs(second) == [1, 1, 1]
+
+
+def test_what_an_inner_region_should_keep_and_runs_again_is_found():
+    traced, _ = chain(jnp.exp)
+    (dot, again) = (op.index for op in traced.graph.operations if op.primitive == "dot_general")
+    exp = next(op for op in traced.graph.operations if op.primitive == "exp")
+    inner = Region(dot, again, frozenset(exp.outputs))
+    nested = Configuration((Region(0, len(traced.equations), inner=(inner,)),))
+
+    def forgetful(program, configuration):
+        """Applies everything but what the inner region saves."""
+        bare = Region(0, len(program.equations), inner=(Region(inner.start, inner.stop),))
+        return apply.configured(program, Configuration((bare,)) if configuration.regions else configuration)
+
+    assert recomputed.saved_as_planned(traced, nested) == ()
+    found = recomputed.saved_as_planned(traced, nested, configured=forgetful)
+    assert ("exp", Deviation.SAVED_YET_RECOMPUTED) in [(m.name, m.deviation) for m in found]
 
 
 def test_bodies_of_loops_are_counted():
@@ -152,10 +188,10 @@ def test_bodies_of_loops_are_counted():
         region = Region(0, len(body.equations), frozenset(saved), prevent_cse=False)
         return Configuration(loops=((loop, Configuration((region,))),))
 
-    assert {(loop, i) for i in (*dots, exp.index)} <= recomputed.recomputed(traced, in_loop(()))
+    assert {(loop, i) for i in (*dots, exp.index)} <= set(recomputed.recomputed(traced, in_loop(())))
     saved = recomputed.recomputed(traced, in_loop(exp.outputs))
     assert (loop, dots[1]) in saved
-    assert not saved & {(loop, dots[0]), (loop, exp.index)}
+    assert not set(saved) & {(loop, dots[0]), (loop, exp.index)}
     assert recomputed.saved_as_planned(traced, in_loop(exp.outputs)) == ()
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from jax.extend import core as jex
 
-from rematplan.program.configuration import Configuration
+from rematplan.program.configuration import Configuration, Region
 from rematplan.program.trace import Traced
 
 
@@ -45,18 +45,22 @@ class Folded:
         """
         position = {op: i for i, op in enumerate(self.operations)}
         value = {v: i for i, v in enumerate(self.values)}
-        regions = []
-        for region in original.regions:
-            kept = [position[i] for i in range(region.start, region.stop) if i in position]
-            if not kept:
-                continue
-            saved = frozenset(value[v] for v in region.saved if v in value)
-            regions.append(replace(region, start=kept[0], stop=kept[-1] + 1, saved=saved))
-        for before, after in pairwise(regions):
-            if after.start < before.stop:
-                raise CannotFold("a region is only partly kept")
+
+        def kept(regions: Sequence[Region]) -> tuple[Region, ...]:
+            found = []
+            for region in regions:
+                places = [position[i] for i in range(region.start, region.stop) if i in position]
+                if places:
+                    saved = frozenset(value[v] for v in region.saved if v in value)
+                    inner = kept(region.inner)
+                    found.append(replace(region, start=places[0], stop=places[-1] + 1, saved=saved, inner=inner))
+            for before, after in pairwise(found):
+                if after.start < before.stop:
+                    raise CannotFold("a region is only partly kept")
+            return tuple(found)
+
         loops = tuple((position[i], c) for i, c in original.loops if i in position)
-        return Configuration(tuple(regions), loops)
+        return Configuration(kept(original.regions), loops)
 
 
 def fold(traced: Traced, *, dropped: Sequence[tuple[int, int]], stands_for: Mapping[int, int]) -> Folded:

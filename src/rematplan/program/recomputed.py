@@ -30,6 +30,9 @@ _BOOKKEEPING = frozenset(
     {"name", "reduce_precision", "optimization_barrier", "remat2", "checkpoint", "remat", "call_hi_primitive"}
 )
 
+# Their derivatives' products are transposed parts, which checkpointing does not repeat: what is more is a further run.
+_BILINEAR = frozenset({"dot_general", "conv_general_dilated"})
+
 Counts = Counter[tuple[Path, str]]
 """How many live equations of a primitive come from an operation."""
 
@@ -77,7 +80,7 @@ def saved_as_planned(
     again = recomputed(traced, configuration, configured=configured)
     allowed = planned(traced, configuration)
     found = []
-    for path in sorted(again - allowed):
+    for path in sorted(path for path, runs in again.items() if runs > allowed[path]):
         if any(path[:depth] in again for depth in range(1, len(path))):
             continue  # it runs again with the loop around it, which has been looked at
         program, operation = _at(traced, path)
@@ -95,8 +98,12 @@ def recomputed(
     configuration: Configuration,
     *,
     configured: Callable[[Traced, Configuration], Program] | None = None,
-) -> frozenset[Path]:
-    """The operations that run more often in the differentiated program than without any checkpointing."""
+) -> Counter[Path]:
+    """The operations that run more often in the differentiated program than without any checkpointing, and how much more.
+
+    More than once is only counted where that is certain: of products, and where the plain program has the equation a
+    single time, so that no derivative rule brings others of its kind.
+    """
     make = configured or apply.configured
     marked = stamped(traced)
     counts = []
@@ -104,37 +111,42 @@ def recomputed(
         function = make(marked, with_all_loops(marked, each))
         counts.append(executions(function, _shapes(traced), traced.differentiated))
     more, plain = counts
-    paths = {path for path, _ in more}
-    return frozenset(path for path in paths if path and _runs_more(traced, path, more, plain))
+    found: Counter[Path] = Counter()
+    for path in {path for path, _ in more if path}:
+        found[path] = _runs_more(traced, path, more, plain)
+    return +found
 
 
 def _shapes(traced: Traced) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(traced.avals[i].shape, traced.avals[i].dtype) for i in traced.graph.inputs]
 
 
-def _runs_more(traced: Traced, path: Path, more: Counts, plain: Counts) -> bool:
+def _runs_more(traced: Traced, path: Path, more: Counts, plain: Counts) -> int:
     _, operation = _at(traced, path)
     if operation.subprogram is None or operation.primitive in ("scan", "while", "cond"):
-        return more[path, operation.primitive] > plain[path, operation.primitive]
+        runs = more[path, operation.primitive] - plain[path, operation.primitive]
+        certain = operation.primitive in _BILINEAR or plain[path, operation.primitive] == 1
+        return runs if certain else min(runs, 1)
     # a custom rule leaves no equation of its own, only those that it consists of
-    return _total(more, path) > _total(plain, path)
+    return int(_total(more, path) > _total(plain, path))
 
 
 def _total(counts: Counts, path: Path) -> int:
     return sum(n for (at, primitive), n in counts.items() if at == path and primitive not in _BOOKKEEPING)
 
 
-def planned(traced: Traced, configuration: Configuration) -> frozenset[Path]:
-    """The operations that the configuration says run again, by what each derivative needs.
+def planned(traced: Traced, configuration: Configuration) -> Counter[Path]:
+    """The operations that the configuration says run again, by what each derivative needs, and how often at most.
 
-    A loop that runs again stands for what is in its body.
+    With every region around it, an operation may run once more. A loop that runs again stands for what is in its body.
     """
-    found: set[Path] = set()
-    for region in configuration.regions:
+    found: Counter[Path] = Counter()
+    for region in configuration.all_regions():
         found.update((index,) for index in _again(traced.graph, region))
     for index, inner in configuration.loops:
-        found.update((index, *path) for path in planned(traced.bodies[index], inner))
-    return frozenset(found)
+        for path, runs in planned(traced.bodies[index], inner).items():
+            found[index, *path] += runs
+    return found
 
 
 def _again(graph: Graph, region: Region) -> list[int]:
@@ -160,7 +172,8 @@ def _region_of(configuration: Configuration, path: Path) -> Region | None:
     """The innermost region around an operation."""
     found = None
     for depth, index in enumerate(path):
-        found = next((r for r in configuration.regions if r.start <= index < r.stop), found)
+        for region in configuration.all_regions():  # outer ones first
+            found = region if region.start <= index < region.stop else found
         inner = configuration.loop(index)
         if inner is None or depth == len(path) - 1:
             break

@@ -23,11 +23,13 @@ class RegionGroup:
       modules: paths of the modules that the regions follow; empty strings where they follow none.
       spans: first and last operation of each region.
       saved: names relative to the module.
+      inner: regions inside each of them, folded alike.
     """
 
     modules: tuple[str, ...]
     spans: tuple[tuple[str, str], ...]
     saved: tuple[str, ...]
+    inner: tuple[RegionGroup, ...] = ()
 
     @property
     def label(self) -> str:
@@ -42,7 +44,8 @@ def groups(regions: Iterable[Mapping[str, Any]]) -> tuple[RegionGroup, ...]:
     for region in regions:
         pattern = tuple(_INDEX.sub("*", text) for text in (region["module"], region["first"], region["last"]))
         # Regions that follow no module differ in where they start; what they save tells whether they do the same.
-        key = (pattern if region["module"] else None, relative_names(region))
+        inner = [(len(g.modules), g.saved, g.inner) for g in groups(region.get("inner", ()))]
+        key = (pattern if region["module"] else None, relative_names(region), str(inner))
         if folded and folded[-1][0] == key:
             folded[-1][1].append(region)
         else:
@@ -52,6 +55,7 @@ def groups(regions: Iterable[Mapping[str, Any]]) -> tuple[RegionGroup, ...]:
             modules=tuple(region["module"] for region in same),
             spans=tuple((region["first"], region["last"]) for region in same),
             saved=key[1],
+            inner=groups(same[0].get("inner", ())),
         )
         for key, same in folded
     )
@@ -114,6 +118,9 @@ def _group_code(group: RegionGroup, name: str) -> list[str]:
             f"# By hand, put these operations in a function of their inputs, wrapped: jax.checkpoint(f, {policy});",
             "# rematplan.remat(loss_fn, plan=...) does it without touching the model.",
         ]
+    for number, inner in enumerate(group.inner, start=1):
+        lines.append(f"# Inside of {name}, in regions of their own:")
+        lines += _group_code(inner, f"{name}_{number}")
     return [*lines, ""]
 
 
@@ -163,7 +170,8 @@ def _line(group: RegionGroup) -> str:
     count = f"{len(group.modules)} regions" if len(group.modules) > 1 else "1 region"
     each = " each" if len(group.modules) > 1 else ""
     saved = ", ".join(group.saved) if group.saved else "nothing"
-    return f"{count} {group.label},{each} saving {saved}"
+    inside = f"; inside{each}: {', '.join(map(_line, group.inner))}" if group.inner else ""
+    return f"{count} {group.label},{each} saving {saved}{inside}"
 
 
 def _heading(document: Mapping[str, Any]) -> str:

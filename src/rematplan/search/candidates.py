@@ -27,8 +27,10 @@ from rematplan.units import format_bytes
 LEAST_RECOMPUTE_SHARE = 0.04
 # Two save sets whose bytes differ by less than this share of what the regions keep anyway are one choice: the larger.
 SAME_BYTES_SHARE = 0.02
-# A block with less than this share of the work is left outside regions when it is first or last.
-LIGHT_SHARE = 0.02
+# A block with less than this share of an average block's work is left outside regions when it is first: an embedding.
+LIGHT_SHARE = 1 / 8
+# Loops with less than this share of the work are left as they are.
+LOOP_SHARE = 0.1
 MENU_LIMIT = 24
 ONE_BLOCK = "regions of one block"
 PARTS = "regions of a part of a block"
@@ -151,9 +153,9 @@ def groupings(problem: Problem) -> dict[str, tuple[list[tuple[int, int]], int | 
 
 def _inner(chain: Sequence[Block]) -> list[Block]:
     """The chain without a light first block (an embedding) and without a last block that ends in the loss."""
-    total = sum(b.flops for b in chain)
+    average = sum(b.flops for b in chain) / len(chain)
     kept = list(chain)
-    while len(kept) > 1 and kept[0].flops < LIGHT_SHARE * total:
+    while len(kept) > 1 and kept[0].flops < LIGHT_SHARE * average:
         kept = kept[1:]
     return kept[:-1] if len(kept) > 1 else kept
 
@@ -338,7 +340,7 @@ def in_loops(problem: Problem, *, most_levels: int) -> list[Candidate]:
     loops = [
         op
         for op in problem.graph.operations
-        if op.subprogram is not None and op.subprogram.kind is Nesting.LOOP and op.flops > 5 * LIGHT_SHARE * total
+        if op.subprogram is not None and op.subprogram.kind is Nesting.LOOP and op.flops > LOOP_SHARE * total
     ]
     if not loops:
         return []

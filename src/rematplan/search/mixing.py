@@ -63,7 +63,7 @@ Parts = dict[tuple[str, int, int], tuple[tuple[Region, ...], tuple[Span, ...]]]
 
 def _chain(problem: Problem, plain: Figures, priced: Sequence[Priced]) -> tuple[Chain, Parts]:
     chain = problem.coarse
-    base = _fixed_bytes(plain)
+    base = fixed_bytes(plain)
     work = sum(b.flops for b in chain) or 1.0
     parts: Parts = {}
     options: dict[tuple[int, int], list[Choice]] = {}
@@ -83,7 +83,7 @@ def _chain(problem: Problem, plain: Figures, priced: Sequence[Priced]) -> tuple[
     # of candidates that do the same with a stretch of blocks, the one that is measured first stands for it
     seen: set[tuple[int, int, tuple[Region, ...]]] = set()
     for p in priced:
-        spans = _grouped_by_blocks(chain, p.candidate)
+        spans = grouped_by_blocks(chain, p.candidate)
         kept = p.candidate.kept_bytes
         free = p.figures.required_bytes - base
         scale = min(1.0, max(free, 0) / kept) if kept else 1.0
@@ -109,13 +109,13 @@ def _chain(problem: Problem, plain: Figures, priced: Sequence[Priced]) -> tuple[
     return Chain(len(chain), tuple(ChainSpan(a, z, tuple(c)) for (a, z), c in options.items()), base), parts
 
 
-def _fixed_bytes(plain: Figures) -> int:
+def fixed_bytes(plain: Figures) -> int:
     """Arguments and outputs, which live all the time."""
     line = sum(w * (m.argument_bytes + m.output_bytes - m.alias_bytes) for w, m in plain.measurements)
     return int(line)
 
 
-def _grouped_by_blocks(
+def grouped_by_blocks(
     chain: Sequence[Block], candidate: Candidate
 ) -> dict[tuple[int, int], tuple[tuple[Region, ...], tuple[Span, ...]]]:
     """The candidate's regions by the shortest stretches of whole blocks that hold them."""

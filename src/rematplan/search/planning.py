@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rematplan._jax_private import new_remat
 from rematplan.errors import InfeasibleBudget
 from rematplan.program.configuration import OwnRegions
 from rematplan.search.candidates import (
@@ -25,6 +26,7 @@ from rematplan.search.candidates import (
     trimmed,
 )
 from rematplan.search.mixing import Priced, mixes
+from rematplan.search.nesting import NESTED, nested
 from rematplan.search.prices import Prices
 from rematplan.search.problem import Figures, Problem, Progress
 from rematplan.target.compiler import Method, Options
@@ -44,6 +46,9 @@ MIXES = 2
 MIX_ROUNDS = 2
 # A candidate predicted to be this much faster than the best compiled one is worth a compile.
 WORTH_COMPILING = 0.995
+# Nests are predicted less well; where one level of regions fits, a nest has to promise this much.
+WORTH_NESTING = 0.97
+NEST_ROUNDS = 3
 # Seconds within this are a tie, which the smaller program wins.
 TIE = 1.002
 # Predictions this far above the budget are still compiled when nothing predicted to fit is left.
@@ -215,6 +220,7 @@ class Search:
         rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in priced]
         bound = self._mix(plain, priced, most)
         self._trim(most, tried)
+        self._nest(plain, most)
         rows += [
             (p.candidate, p.figures.seconds, _predicted(p.figures))
             for p in self.measured.values()
@@ -260,6 +266,31 @@ class Search:
             room = min(room, budget) - max(min(over), 1)
         return bound
 
+    def _nest(self, plain: Figures, budget: int | None) -> None:
+        """Probes regions inside regions where one level does not fit the budget, or only takes longer.
+
+        Args:
+          budget: None for the smallest need that nesting reaches.
+        """
+        if new_remat():
+            return
+        room = budget
+        for _ in range(NEST_ROUNDS):
+            priced = list(self.measured.values())
+            flat = [p for p in priced if p.candidate.grouping != NESTED]
+            known = [p for p in flat if budget is not None and p.figures.required_bytes <= budget]
+            found = nested(self.problem, plain, priced, budget_bytes=room)
+            if found is None or found.candidate.configuration in self.measured:
+                break
+            if known and found.predicted_seconds > WORTH_NESTING * min(p.figures.seconds for p in known):
+                break
+            self.probes_left = max(self.probes_left, 1)
+            self._probe([found.candidate])
+            needs = self.measured[found.candidate.configuration].figures.required_bytes
+            if budget is None or room is None:
+                break
+            room += budget - needs  # what was predicted too high or too low
+
     def _compile(self, chosen: tuple[Candidate, float, dict[str, Any]], limit: int | None) -> Compiled:
         candidate, _, predicted = chosen
         m = self.problem.compile(
@@ -271,6 +302,7 @@ class Search:
 
     def _infeasible(self, limit: int | None, tried: dict[Any, Compiled]) -> InfeasibleBudget:
         """The smallest need among everything measured, and what it consists of."""
+        self.smallest_bytes()
         rows = [(p.figures.required_bytes, p.candidate, p.figures.measurements[-1][1]) for p in self.measured.values()]
         smallest, candidate, m = min(rows, key=lambda r: r[0])
         compiled = [c.measurement for c in tried.values() if c.candidate.configuration == candidate.configuration]
@@ -300,7 +332,9 @@ class Search:
         return rows
 
     def smallest_bytes(self) -> int:
-        """The least that any measured candidate needs."""
+        """The least that any candidate needs, regions inside regions included."""
+        if self.plain is not None:
+            self._nest(self.plain, None)
         return min(p.figures.required_bytes for p in self.measured.values())
 
 
