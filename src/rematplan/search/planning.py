@@ -6,6 +6,7 @@ one budget serves the next. Does not know how candidates are made, chains solved
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -51,6 +52,10 @@ WORTH_NESTING = 0.97
 NEST_ROUNDS = 3
 # Seconds within this are a tie, which the smaller program wins.
 TIE = 1.002
+# Needs are predicted to within a percent, mostly too high. What is said to need so much more than the budget is compiled all
+# the same if it is so much faster.
+JUST_ABOVE = 1.01
+WORTH_A_TRY = 0.97
 # Predictions this far above the budget are still compiled when nothing predicted to fit is left.
 NEARLY = 1.03
 MOST_COMPILES = 6
@@ -228,6 +233,8 @@ class Search:
         ]
         need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)  # noqa: E731
         fitting = [r for r in rows if need(r) <= most]
+        quickest = min((r[1] for r in fitting), default=math.inf)
+        fitting += [r for r in rows if most < need(r) <= JUST_ABOVE * most and r[1] < WORTH_A_TRY * quickest < math.inf]
         if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):
             fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
         return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), bound

@@ -2,7 +2,7 @@
 
 Comes in: a `ScheduleGraph`, a budget, and how far to look. Goes out: `Candidates` in stages. Stage `t` ends with the
 first computation of node `t`; before it, some earlier nodes may be computed again, each once, in the order of the graph.
-That is the problem as Checkmate (Jain et al. 2020) and Moccasin (Bartan et al. 2023) define it; `everything` holds all
+One more stage follows the last node where outputs are asked for. That is the problem as Checkmate (Jain et al. 2020) and Moccasin (Bartan et al. 2023) define it; `everything` holds all
 of it, `nearby` the few steps that matter most, `between_checkpoints` a relaxation that merges stages.
 """
 
@@ -41,19 +41,23 @@ class Candidates:
 
 
 def in_stages(stages: Sequence[Iterable[int]]) -> Candidates:
-    """Candidates from the nodes that may be computed again in each stage."""
+    """Candidates from the nodes that may be computed again in each stage, the one after the last node included."""
     nodes: list[int] = []
     mandatory: list[bool] = []
-    for node, again in enumerate(stages):
-        nodes += [*sorted(again), node]
-        mandatory += [False] * (len(nodes) - len(mandatory) - 1) + [True]
+    for stage, again in enumerate(stages):
+        nodes += sorted(again)
+        mandatory += [False] * (len(nodes) - len(mandatory))
+        if stage < len(stages) - 1:
+            nodes.append(stage)
+            mandatory.append(True)
     return Candidates(np.asarray(nodes), np.asarray(mandatory), np.ones(len(nodes), dtype=bool))
 
 
 def everything(graph: ScheduleGraph, *, cost_limit: float) -> Candidates:
     """Every node in every later stage, but for nodes that cost more than the limit."""
     cheap = [node for node, cost in enumerate(graph.costs) if cost <= cost_limit]
-    return in_stages([cheap[: bisect_left(cheap, stage)] for stage in range(len(graph))])
+    last = cheap if graph.outputs else []
+    return in_stages([*(cheap[: bisect_left(cheap, stage)] for stage in range(len(graph))), last])
 
 
 def nearby(
@@ -69,28 +73,30 @@ def nearby(
     """
     exceeds = np.asarray(replay(graph, range(len(graph))).step_bytes) > budget_bytes
     exceeding_before = [0, *np.cumsum(exceeds).tolist()]
-    stages = stages_of(graph, order) if order else [set[int]() for _ in graph.costs]
+    stages = stages_of(graph, order)
     for stage, again in enumerate(stages):
-        reached = {stage}
+        reads = set(graph.reads[stage] if stage < len(graph) else graph.outputs)
         for _ in range(depth):
-            reads = {i for node in reached for i in graph.inputs[node]} - again
-            reached.clear()
-            for node in reads:
-                number = bisect_left(graph.readers[node], stage)
-                last_event = graph.readers[node][number - 1] if number else node
+            reached: set[int] = set()
+            for value in reads:
+                readers, node = graph.readers[value], graph.maker[value]
+                number = bisect_left(readers, stage)
+                last_event = readers[number - 1] if number else node
                 droppable = exceeding_before[stage] > exceeding_before[last_event + 1]
                 if droppable and graph.costs[node] <= cost_limit:
                     reached.add(node)
+            reached -= again
             again |= reached
+            reads = {value for node in reached for value in graph.reads[node]}
     return in_stages(stages)
 
 
 def stages_of(graph: ScheduleGraph, order: Sequence[int]) -> list[set[int]]:
-    """By stage: the nodes that a schedule computes again in it."""
-    stages: list[set[int]] = [set() for _ in graph.costs]
+    """By stage: the nodes that a schedule computes again in it; the last stage follows the last node."""
+    stages: list[set[int]] = [set() for _ in range(len(graph) + 1)]
     stage = 0
     for node in order:
-        if node == stage:
+        if node == stage and stage < len(graph):
             stage += 1
         else:
             stages[stage].add(node)
@@ -112,11 +118,12 @@ def between_checkpoints(graph: ScheduleGraph, checkpoints: Sequence[int], *, cos
     counted: list[np.ndarray] = []
     last = len(graph) - 1
     begin = 0
-    for checkpoint in dict.fromkeys([*checkpoints, last]):
+    ends = [*dict.fromkeys([*checkpoints, last]), *([last] if graph.outputs else [])]
+    for checkpoint in ends:
         new = np.arange(checkpoint + 1) >= begin
         chosen = new | cheap[: checkpoint + 1]
         nodes.append(np.nonzero(chosen)[0])
         mandatory.append(new[chosen])
-        counted.append(nodes[-1] == checkpoint)
+        counted.append((nodes[-1] == checkpoint) & mandatory[-1])
         begin = checkpoint + 1
     return Candidates(np.concatenate(nodes), np.concatenate(mandatory), np.concatenate(counted))

@@ -21,23 +21,25 @@ def evicting(graph: ScheduleGraph, *, budget_bytes: int, cost_weight: float) -> 
     """A schedule within the budget; None if the rule drops what it cannot do without."""
     run = _Run(graph, budget_bytes, cost_weight)
     for node in range(len(graph)):
-        if not run.stage(node):
+        if not run.stage(node, graph.reads[node]):
             return None
+    if not run.stage(None, graph.outputs):
+        return None
     order = without_unread(graph, run.order)
     return order if replay(graph, order).peak_bytes <= budget_bytes else None
 
 
 def without_unread(graph: ScheduleGraph, order: Sequence[int]) -> list[int]:
-    """The schedule without repeated steps whose value nothing reads before it is computed again."""
+    """The schedule without repeated steps that make nothing that is read before it is made again."""
     first = {node: step for step, node in reversed(list(enumerate(order)))}
     wanted = set(graph.outputs)
     kept: list[int] = []
     for step in range(len(order) - 1, -1, -1):
         node = order[step]
-        if node in wanted or first[node] == step:
+        if first[node] == step or not wanted.isdisjoint(graph.makes[node]):
             kept.append(node)
-            wanted.discard(node)
-            wanted.update(graph.inputs[node])
+            wanted.difference_update(graph.makes[node])
+            wanted.update(graph.reads[node])
     return kept[::-1]
 
 
@@ -51,23 +53,32 @@ class _Run:
         self._outputs = set(graph.outputs)
         self.order: list[int] = []
 
-    def stage(self, node: int) -> bool:
-        """The first computation of a node, after what has to be computed again for it."""
-        missing: set[int] = set()
-        stack = [node]
-        while stack:
-            needed = [i for i in self._graph.inputs[stack.pop()] if i not in self._live and i not in missing]
-            missing.update(needed)
-            stack += needed
-        steps = [*sorted(missing), node]
-        last_read = {i: number for number, step in enumerate(steps) for i in self._graph.inputs[step]}
+    def stage(self, node: int | None, reads: Sequence[int]) -> bool:
+        """The first computation of a node (None: of none), after what has to be computed again for what it reads."""
+        graph = self._graph
+        again: set[int] = set()
+        missing = [v for v in reads if v not in self._live]
+        while missing:
+            maker = graph.maker[missing.pop()]
+            if maker not in again:
+                again.add(maker)
+                missing += [v for v in graph.reads[maker] if v not in self._live]
+        steps = sorted(again)
+        last_read = dict.fromkeys(reads, len(steps))
+        if node is not None:
+            steps.append(node)
         for number, step in enumerate(steps):
-            pinned = {i for i, last in last_read.items() if last >= number}
-            size = self._graph.sizes[step]
-            if not self._make_room(size, pinned, node):
+            for value in graph.reads[step]:
+                last_read[value] = max(number, last_read.get(value, 0))
+        for number, step in enumerate(steps):
+            pinned = {v for v, last in last_read.items() if last >= number}
+            made = [v for v in graph.makes[step] if v not in self._live]
+            if not self._make_room(
+                graph.bytes_of(made), pinned.union(graph.makes[step]), len(graph) if node is None else node
+            ):
                 return False
-            self._live.add(step)
-            self._used += size
+            self._live.update(made)
+            self._used += graph.bytes_of(made)
             self.order.append(step)
         return True
 
@@ -85,19 +96,25 @@ class _Run:
         return False
 
     def _regret(self, value: int, stage: int) -> float:
-        """How much dropping a value costs per byte and stage until it is read again."""
+        """How much dropping a value costs per byte and stage until it is read again; negative if it never is."""
         graph = self._graph
         read = self._next_read(value, stage)
         for reader in graph.readers[value]:
-            # a reader that was dropped is computed again when it is read
-            if reader < stage and reader not in self._live:
-                read = min(read, self._next_read(reader, stage))
-        if read == len(graph) and value not in self._outputs:
+            # what was dropped is made again when it is read, and then reads this
+            if reader < stage:
+                dropped = [v for v in graph.makes[reader] if v not in self._live]
+                read = min([read, *(self._next_read(v, stage) for v in dropped)])
+        if read > len(graph):
             return -1.0
-        cost = graph.costs[value] + sum(graph.costs[i] for i in graph.inputs[value] if i not in self._live)
-        return (cost + 1e-9) ** self._cost_weight / (max(graph.sizes[value], 1) * (read - stage + 1))
+        maker = graph.maker[value]
+        lost = {graph.maker[v] for v in graph.reads[maker] if v not in self._live}
+        cost = graph.costs[maker] + sum(graph.costs[node] for node in lost)
+        return cost**self._cost_weight / (max(graph.sizes[value], 1) * (read - stage + 1))
 
     def _next_read(self, value: int, stage: int) -> int:
+        """The stage that reads a value next: that after the last node for outputs, one more for what is never read."""
         readers = self._graph.readers[value]
         number = bisect_left(readers, stage)
-        return readers[number] if number < len(readers) else len(self._graph)
+        if number < len(readers):
+            return readers[number]
+        return len(self._graph) + (value not in self._outputs)

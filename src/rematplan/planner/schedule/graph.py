@@ -1,4 +1,4 @@
-"""The scheduling problem as plain data: nodes in a fixed order, each with a cost, a size in bytes and the nodes it reads.
+"""The scheduling problem as plain data: nodes in a fixed order, what each costs, and the values that it reads and makes.
 
 Comes in: a parsed JSON graph (`nodes` with `cost` and `bytes`, `edges` as index pairs), or numbers. Goes out: a checked
 `ScheduleGraph`. What the costs mean (seconds, operations) this module does not know; it only adds them.
@@ -21,44 +21,60 @@ class ScheduleGraph:
 
     Attributes:
       costs: by node, what one computation costs; not negative.
-      sizes: by node, bytes of its value.
-      inputs: by node, the earlier nodes that it reads, increasing, each once.
-      outputs: nodes whose values must be live at the end, increasing. Others may be dropped after their last reader; a
-        value that nothing reads is live in its own step only.
+      sizes: by value, its bytes.
+      reads: by node, the values that it reads, increasing, each once; all made by earlier nodes.
+      makes: by node, the values that it makes. Left out, every node makes one value of its own number.
+      outputs: values that must be live at the end, increasing. Others may be dropped after they are last read; a value
+        that nothing reads is live only in the step that makes it.
     """
 
     costs: tuple[float, ...]
     sizes: tuple[int, ...]
-    inputs: tuple[tuple[int, ...], ...]
+    reads: tuple[tuple[int, ...], ...]
+    makes: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.makes:
+            object.__setattr__(self, "makes", tuple((node,) for node in range(len(self.costs))))
         count = len(self.costs)
-        if len(self.sizes) != count or len(self.inputs) != count:
-            raise InputError(f"{count} costs, {len(self.sizes)} sizes and {len(self.inputs)} input lists: one per node")
+        if len(self.reads) != count or len(self.makes) != count:
+            raise InputError(f"{count} costs, but {len(self.reads)} lists of reads and {len(self.makes)} of makes")
+        if sorted(v for made in self.makes for v in made) != list(range(len(self.sizes))):
+            raise InputError(f"each of the {len(self.sizes)} values must be made by exactly one node")
+        for value, size in enumerate(self.sizes):
+            if size < 0:
+                raise InputError(f"value {value} has {size} bytes: not negative is needed")
         for node, cost in enumerate(self.costs):
             if not (math.isfinite(cost) and cost >= 0):
                 raise InputError(f"node {node} costs {cost}: a finite number, not negative, is needed")
-            if self.sizes[node] < 0:
-                raise InputError(f"node {node} has {self.sizes[node]} bytes: not negative is needed")
-            reads = self.inputs[node]
-            if any(not 0 <= i < node for i in reads):
-                raise InputError(f"node {node} reads {reads}: the order is not topological, reorder the nodes")
-            if list(reads) != sorted(set(reads)):
-                raise InputError(f"node {node} reads {reads}: give inputs in increasing order, each once")
-        if list(self.outputs) != sorted(set(self.outputs)) or any(not 0 <= o < count for o in self.outputs):
-            raise InputError(f"outputs {self.outputs} must be nodes in increasing order, each once")
+            if not _increasing(self.reads[node], len(self.sizes)):
+                raise InputError(f"node {node} reads {self.reads[node]}: give values in increasing order, each once")
+            late = [v for v in self.reads[node] if self.maker[v] >= node]
+            if late:
+                raise InputError(f"node {node} reads values {late} before they are made: reorder the nodes")
+        if not _increasing(self.outputs, len(self.sizes)):
+            raise InputError(f"outputs {self.outputs} must be values in increasing order, each once")
 
     def __len__(self) -> int:
         return len(self.costs)
 
     @cached_property
+    def maker(self) -> tuple[int, ...]:
+        """By value: the node that makes it."""
+        found = [0] * len(self.sizes)
+        for node, made in enumerate(self.makes):
+            for value in made:
+                found[value] = node
+        return tuple(found)
+
+    @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """By node: the later nodes that read it, increasing."""
-        found: list[list[int]] = [[] for _ in self.costs]
-        for node, reads in enumerate(self.inputs):
-            for i in reads:
-                found[i].append(node)
+        """By value: the nodes that read it, increasing."""
+        found: list[list[int]] = [[] for _ in self.sizes]
+        for node, read in enumerate(self.reads):
+            for value in read:
+                found[value].append(node)
         return tuple(tuple(r) for r in found)
 
     @cached_property
@@ -66,9 +82,17 @@ class ScheduleGraph:
         """Every node once."""
         return add(self.costs)
 
+    def bytes_of(self, values: Sequence[int]) -> int:
+        """The size of some values together."""
+        return sum(self.sizes[v] for v in values)
+
     def step_bytes(self, node: int) -> int:
-        """What computing a node needs by itself: its value and its inputs."""
-        return self.sizes[node] + sum(self.sizes[i] for i in self.inputs[node])
+        """What computing a node needs by itself: what it reads and what it makes."""
+        return self.bytes_of(self.reads[node]) + self.bytes_of(self.makes[node])
+
+
+def _increasing(values: Sequence[int], count: int) -> bool:
+    return list(values) == sorted(set(values)) and all(0 <= v < count for v in values)
 
 
 def add(costs: Sequence[float]) -> float:
@@ -83,17 +107,17 @@ def parse(data: Mapping[str, Any]) -> ScheduleGraph:
       InputError: a key is missing, or the graph is not one.
     """
     try:
-        nodes, edges = data["nodes"], data["edges"]
-        costs = tuple(n["cost"] for n in nodes)
-        sizes = tuple(int(n["bytes"]) for n in nodes)
+        costs = tuple(n["cost"] for n in data["nodes"])
+        sizes = tuple(int(n["bytes"]) for n in data["nodes"])
+        edges = [(int(source), int(target)) for source, target in data["edges"]]
+        outputs = tuple(sorted(int(o) for o in data.get("outputs", ())))
     except (KeyError, TypeError, ValueError) as error:
-        raise InputError(f"a graph needs nodes with cost and bytes, and edges: {error!r}") from error
-    inputs: list[set[int]] = [set() for _ in costs]
-    for edge in edges:
-        source, target = edge
+        raise InputError(
+            f"a graph needs nodes with cost and bytes, and edges as pairs of numbers: {error!r}"
+        ) from error
+    reads: list[set[int]] = [set() for _ in costs]
+    for source, target in edges:
         if not 0 <= source < target < len(costs):
-            raise InputError(
-                f"edge {tuple(edge)}: the order of {len(costs)} nodes is not topological, reorder the nodes"
-            )
-        inputs[target].add(source)
-    return ScheduleGraph(costs, sizes, tuple(tuple(sorted(i)) for i in inputs), tuple(sorted(data.get("outputs", ()))))
+            raise InputError(f"edge {source, target}: not in the order of {len(costs)} nodes, reorder the nodes")
+        reads[target].add(source)
+    return ScheduleGraph(costs, sizes, tuple(tuple(sorted(r)) for r in reads), outputs=outputs)

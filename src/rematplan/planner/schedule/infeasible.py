@@ -24,18 +24,16 @@ def infeasible(graph: ScheduleGraph, budget_bytes: int, *, proven: bool) -> Infe
     needed = graph.step_bytes(largest)
     order = smallest(graph, above_bytes=max(needed, budget_bytes + 1) - 1)
     replayed = replay(graph, order)
-    step = replayed.step_bytes.index(replayed.peak_bytes)
-    node = order[step]
-    inputs = sum(graph.sizes[i] for i in graph.inputs[node])
+    node = order[replayed.peak_step]
     parts = {
-        f"value of node {node}": graph.sizes[node],
-        "its inputs": inputs,
-        "values kept for later": replayed.peak_bytes - graph.sizes[node] - inputs,
+        f"what node {node} makes": graph.bytes_of(graph.makes[node]),
+        "what it reads": graph.bytes_of(graph.reads[node]),
+        "what is kept for later": replayed.peak_bytes - graph.step_bytes(node),
     }
     parts = {name: size for name, size in parts.items() if size}
     listed = ", ".join(f"{name} {size}" for name, size in parts.items())
     if needed > budget_bytes:
-        why = f"node {largest} and its inputs alone are {needed} bytes"
+        why = f"what node {largest} reads and makes is {needed} bytes"
     else:
         why = "proven" if proven else "none was found, which is no proof: more time may find one"
     message = (

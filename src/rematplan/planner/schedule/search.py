@@ -155,7 +155,8 @@ class _Climb:
 
     def _every_step_count(self) -> int:
         limit = self._cost_limit
-        return sum(len(self._graph) - 1 - node for node, cost in enumerate(self._graph.costs) if cost <= limit)
+        stages = len(self._graph) + bool(self._graph.outputs)
+        return sum(stages - 1 - node for node, cost in enumerate(self._graph.costs) if cost <= limit)
 
     def _offer(self, order: Sequence[int]) -> None:
         tidy = without_unread(self._graph, order)

@@ -85,12 +85,10 @@ class _Builder:
     def build(self) -> Program:
         graph, nodes = self.graph, self.candidates.nodes.tolist()
         mandatory = self.candidates.mandatory.tolist()
-        events: list[list[int]] = [[] for _ in range(len(graph))]
+        events: list[list[int]] = [[] for _ in graph.sizes]
         for step, node in enumerate(nodes):
-            for i in graph.inputs[node]:
-                events[i].append(step)
-            events[node].append(step)
-        # Steps whose value nothing later reads are useless; found backwards, a value's readers before the value itself.
+            for value in (*graph.reads[node], *graph.makes[node]):
+                events[value].append(step)
         self.expression = [ALWAYS if m else FIRST for m in mandatory]
         self.count = 0
         useful = self._useful(nodes, mandatory)
@@ -98,8 +96,8 @@ class _Builder:
             if not mandatory[step]:
                 self.expression[step] = FIRST + self.count if needed else NEVER
                 self.count += needed
-        for node, at in enumerate(events):
-            self._walk(node, at, nodes)
+        for value, at in enumerate(events):
+            self._walk(value, at, nodes)
         costs = np.zeros(self.count)
         steps = np.full(len(nodes), -1)
         base = 0.0
@@ -117,34 +115,35 @@ class _Builder:
         )
 
     def _useful(self, nodes: list[int], mandatory: list[bool]) -> list[bool]:
-        wanted = np.zeros(len(self.graph), dtype=bool)
-        wanted[list(self.graph.outputs)] = True
+        """By step: whether a later step may read what it makes."""
+        wanted = set(self.graph.outputs)
         useful = [False] * len(nodes)
         for step in range(len(nodes) - 1, -1, -1):
             node = nodes[step]
-            if mandatory[step] or wanted[node]:
+            if mandatory[step] or not wanted.isdisjoint(self.graph.makes[node]):
                 useful[step] = True
-                # an optional step may stay idle: then an earlier one serves what it would have served
                 if mandatory[step]:
-                    wanted[node] = False
-                wanted[list(self.graph.inputs[node])] = True
+                    # an optional step may stay idle, and an earlier one serve what it would have served
+                    wanted.difference_update(self.graph.makes[node])
+                wanted.update(self.graph.reads[node])
         return useful
 
-    def _walk(self, node: int, at: list[int], nodes: list[int]) -> None:
+    def _walk(self, value: int, at: list[int], nodes: list[int]) -> None:
         """The variables and relations of one value, from its last event to its first."""
-        size = self.graph.sizes[node]
-        end = len(nodes)
-        after = ALWAYS if node in self.graph.outputs else NEVER
-        self._alive(after, at[-1], end, size)
+        size = self.graph.sizes[value]
+        after = ALWAYS if value in self.graph.outputs else NEVER
+        self._alive(after, at[-1], len(nodes), size)
         for number in range(len(at) - 1, -1, -1):
             step = at[number]
             active = self.expression[step]
-            if nodes[step] == node:  # computes it
+            if nodes[step] == self.graph.maker[value]:
                 self.live.append((active, step, step + 1, size))
                 if active == ALWAYS or after == NEVER:
                     before = NEVER
+                elif active == NEVER:
+                    before = after
                 else:
-                    before = ALWAYS if active == NEVER and after == ALWAYS else self._new()
+                    before = self._new()
                     self._relate([(before, 1.0), (active, 1.0), (after, -1.0)])
             elif ALWAYS in (active, after):
                 before = ALWAYS
@@ -154,11 +153,10 @@ class _Builder:
                 before = self._new()
                 self._relate([(before, 1.0), (active, -1.0)])
                 self._relate([(before, 1.0), (after, -1.0)])
-            previous = at[number - 1] if number else -1
             if number:
-                self._alive(before, previous, step, size)
+                self._alive(before, at[number - 1], step, size)
             after = before
-        assert after == NEVER, f"the first step of node {node} must be mandatory and stand before its readers"
+        assert after == NEVER, f"the first step that makes value {value} must be mandatory and stand before its readers"
 
     def _alive(self, expression: int, after: int, last: int, size: int) -> None:
         """Live after one step up to and with another."""
