@@ -11,12 +11,13 @@ from typing import Any
 import flax
 import jax
 import numpy as np
+import optax
 from jax._src import source_info_util  # no public way from an equation to its user frame (0.10.2)
 from jax._src.named_sharding import UnspecifiedValue  # jit's "no sharding given" marker has no public test (0.10.2)
 
 # frames of these packages are not the user's
 _LIBRARIES = (
-    *(os.path.dirname(os.path.abspath(p.__file__)) + os.sep for p in (jax, flax) if p.__file__),
+    *(os.path.dirname(os.path.abspath(p.__file__)) + os.sep for p in (jax, flax, optax) if p.__file__),
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
 )
 _OWN_MODELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workloads") + os.sep

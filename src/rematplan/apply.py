@@ -7,7 +7,8 @@ Comes in: `Traced` and a `Configuration`. Goes out: a function of the program's 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,11 +16,12 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.extend import core as jex
 
-from rematplan import _jax_private
+from rematplan import _jax_private, scopes
 from rematplan._plan import Plan, resolve
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.lift import Lifted
 from rematplan.program import evaluate
+from rematplan.program.alike import common_module, in_module, inside_of, shared
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.residuals import is_inexact, with_named_residuals
 from rematplan.program.trace import Detail, Equation, Traced, trace, trace_jaxpr
@@ -67,13 +69,12 @@ def configured(traced: Traced, configuration: Configuration) -> Callable[..., li
             "budget, for which one level of regions is enough."
         )
     _check(traced, configuration.regions, 0, len(traced.equations))
-    last_use = traced.graph.last_use()
+    applied = _Applied(traced, configuration)
 
     def function(*leaves: Any) -> list[Any]:
         env = dict(zip(traced.graph.inputs, leaves, strict=True))
         env.update(traced.constants)
-        whole = Region(0, len(traced.equations), inner=configuration.regions)
-        _run_inside(traced, configuration, whole, last_use, env, {})
+        applied.run(Region(0, len(traced.equations), inner=configuration.regions), env)
         return evaluate.outputs(traced, env)
 
     return function
@@ -94,64 +95,97 @@ def _check(traced: Traced, regions: Sequence[Region], start: int, stop: int) -> 
         _check(traced, region.inner, region.start, region.stop)
 
 
-def _run_inside(
-    traced: Traced,
-    configuration: Configuration,
-    region: Region,
-    last_use: Sequence[int],
-    env: dict[int, Any],
-    names: Mapping[int, str],
-) -> None:
-    """Evaluates what a region holds, naming the values in `names`; inner regions under their own `jax.checkpoint`."""
-    position = region.start
-    for inner in region.inner:
-        _run(traced, configuration, position, inner.start, env, names)
-        _run_region(traced, configuration, inner, last_use, env)
-        position = inner.stop
-    _run(traced, configuration, position, region.stop, env, names)
+@dataclass(frozen=True)
+class _Code:
+    """A checkpointed function: values of `inputs` -> values of `outputs`."""
+
+    function: Callable[..., list[Any]]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
-def _run(
-    traced: Traced,
-    configuration: Configuration,
-    start: int,
-    stop: int,
-    env: dict[int, Any],
-    names: Mapping[int, str],
-) -> None:
-    """Evaluates operations `[start, stop)`, naming the values in `names`."""
-    for index in range(start, stop):
-        equation = traced.equations[index]
-        inner = configuration.loop(index)
-        named = {o: names[o] for o in equation.outputs if o in names}
-        own = bool(named) and not set(named).isdisjoint(traced.graph.operations[index].needed)
-        if inner is not None:
-            function = _loop(equation, traced.bodies[index], inner)
-        elif own:
-            function = _named_in_derivative(equation, named)
-        else:
-            function = evaluate.as_function(equation)
-        results = function(*[env[i] for i in equation.inputs])
-        for output, result in zip((o for o in equation.outputs if o >= 0), results, strict=True):
-            env[output] = checkpoint_name(result, named[output]) if output in named and not own else result
+class _Applied:
+    """Runs a configured program. Regions that are the same run one function, which JAX differentiates once."""
 
+    def __init__(self, traced: Traced, configuration: Configuration):
+        self._traced = traced
+        self._configuration = configuration
+        self._last_use = traced.graph.last_use()
+        self._shared = shared(traced, configuration)
+        self._codes: dict[tuple[Region, str | None], _Code] = {}
 
-def _run_region(
-    traced: Traced, configuration: Configuration, region: Region, last_use: Sequence[int], env: dict[int, Any]
-) -> None:
-    equations = traced.equations[region.start : region.stop]
-    defined = {o for e in equations for o in e.outputs if o >= 0}
-    inputs = list(dict.fromkeys(i for e in equations for i in e.inputs if i not in defined))
-    outputs = [o for e in equations for o in e.outputs if o >= 0 and last_use[o] >= region.stop]
-    names = {v: traced.graph.values[v].name for v in region.saved}
+    def run(
+        self, region: Region, env: dict[int, Any], names: Mapping[int, str] | None = None, module: str | None = None
+    ) -> None:
+        """Evaluates what a region holds; inner regions under their own `jax.checkpoint`.
 
-    def body(*arguments: Any) -> list[Any]:
-        inner = dict(zip(inputs, arguments, strict=True))
-        _run_inside(traced, configuration, region, last_use, inner, names)
-        return [inner[o] for o in outputs]
+        Args:
+          names: by id, the values to name.
+          module: what the scope around this code says; operations say the rest. None if they say all themselves.
+        """
+        position = region.start
+        for inner in region.inner:
+            self._run_operations(position, inner.start, env, names or {}, module)
+            self._run_region(inner, env, module)
+            position = inner.stop
+        self._run_operations(position, region.stop, env, names or {}, module)
 
-    checkpointed = jax.checkpoint(body, policy=_policy(region, names), prevent_cse=region.prevent_cse)
-    env.update(zip(outputs, checkpointed(*[env[i] for i in inputs]), strict=True))
+    def _run_operations(
+        self, start: int, stop: int, env: dict[int, Any], names: Mapping[int, str], module: str | None
+    ) -> None:
+        traced = self._traced
+        for index in range(start, stop):
+            equation, operation = traced.equations[index], traced.graph.operations[index]
+            inner = self._configuration.loop(index)
+            named = {o: names[o] for o in equation.outputs if o in names}
+            own = bool(named) and not set(named).isdisjoint(operation.needed)
+            if module is not None:
+                equation = in_module(equation, module, operation.module)
+            if inner is not None:
+                function = _loop(equation, traced.bodies[index], inner)
+            elif own:
+                function = _named_in_derivative(equation, named)
+            else:
+                function = evaluate.as_function(equation)
+            results = function(*[env[i] for i in equation.inputs])
+            for output, result in zip((o for o in equation.outputs if o >= 0), results, strict=True):
+                env[output] = checkpoint_name(result, named[output]) if output in named and not own else result
+
+    def _run_region(self, region: Region, env: dict[int, Any], module: str | None) -> None:
+        same = self._shared[region]
+        scope: AbstractContextManager[Any] = nullcontext()
+        if not same.alone:
+            if same.module:
+                here = same.module if module is None else inside_of(module, same.module)
+                name = scopes.module_scope(here) if module is None else scopes.scope_inside(here)
+                scope = jax.named_scope(name) if here else scope
+            module = common_module(self._traced, same.original)
+        code = self._code(same.original, module)
+        here = lambda v: v if same.values is None else same.values[v]  # noqa: E731
+        with scope:
+            results = code.function(*[env[here(i)] for i in code.inputs])
+        env.update(zip(map(here, code.outputs), results, strict=True))
+
+    def _code(self, region: Region, module: str | None) -> _Code:
+        if (region, module) not in self._codes:
+            self._codes[region, module] = self._make(region, module)
+        return self._codes[region, module]
+
+    def _make(self, region: Region, module: str | None) -> _Code:
+        values = self._traced.graph.values
+        equations = self._traced.equations[region.start : region.stop]
+        defined = {o for e in equations for o in e.outputs if o >= 0}
+        inputs = tuple(dict.fromkeys(i for e in equations for i in e.inputs if i not in defined))
+        outputs = tuple(o for e in equations for o in e.outputs if o >= 0 and self._last_use[o] >= region.stop)
+        names = {v: values[v].name if module is None else inside_of(module, values[v].name) for v in region.saved}
+
+        def body(*arguments: Any) -> list[Any]:
+            env = dict(zip(inputs, arguments, strict=True))
+            self.run(region, env, names, module)
+            return [env[o] for o in outputs]
+
+        function = jax.checkpoint(body, policy=_policy(region, names), prevent_cse=region.prevent_cse)
+        return _Code(function, inputs, outputs)
 
 
 def _policy(region: Region, names: Mapping[int, str]) -> Callable[..., bool] | None:

@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 from rematplan.lift import lift
-from rematplan.program.modules import module_path, module_scope, scoped
+from rematplan.program.modules import scoped
+from rematplan.scopes import module_path, module_scope, scope_inside
 
 F = 4
 
@@ -297,3 +298,13 @@ def test_reading_paths_from_names():
     assert module_path(f"jit(step)/transpose(jvp({outer}))/{inner}/bqhd,bkhd->bhqk/dot_general") == "blocks/0/attn"
     assert module_path(f"a/{module_scope('b/c')}/while/body/{module_scope('d')}") == "d"
     assert module_path("jit(f)/add") == ""
+
+
+def test_paths_in_shared_code_continue_the_one_around_it():
+    outer, inner = module_scope("blocks/0"), scope_inside("attn/q")
+    assert module_path(f"jit(step)/transpose(jvp({outer}))/checkpoint/{inner}/dot_general") == "blocks/0/attn/q"
+    assert (
+        module_path(f"{outer}/checkpoint/{scope_inside('mlp')}/checkpoint/{scope_inside('up')}/add")
+        == "blocks/0/mlp/up"
+    )
+    assert module_path(f"{outer}/checkpoint/{inner}/while/body/{module_scope('other')}/add") == "other"

@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from rematplan.target.hlo import dtype_bits, executions, module_of, parse, shape_leaves, trip_count
+from rematplan.scopes import module_path
+from rematplan.target.hlo import dtype_bits, executions, parse, shape_leaves, trip_count
 from tests.target.hlo_texts import CHAIN, LOOP
 
 
@@ -49,7 +50,7 @@ def test_instructions():
     assert b.cycles == 100
     assert b.attribute("lhs_contracting_dims") == "{1}"
     assert module.entry.root.name == "d"
-    assert module_of(b.op_name) == "blocks/0/attn"
+    assert module_path(b.op_name) == "blocks/0/attn"
 
 
 def test_locations_skip_flax():

@@ -1,14 +1,13 @@
 """Module paths on operations.
 
 NNX puts no `jax.named_scope` on modules. For the length of one trace, `scoped` makes every method call of every module
-enter one that holds the module's path, and `module_path` reads it back from an operation's name stack.
+enter one that holds the module's path (`scopes.py`), from which an operation's module is read back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import re
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any
@@ -16,33 +15,16 @@ from typing import Any
 import jax
 from flax import nnx
 
+from rematplan.scopes import module_scope
+
 # The path is an attribute of the module, so it survives where modules are taken apart and built again: nnx.scan,
 # nnx.vmap, nnx.jit, jax.jit. It is static, hence part of the key of every cache on the way: a module does not get
 # a jaxpr that was traced under the path of another one, or under none.
 STAMP = "rematplan_module_path"
-# Opens and closes a path: einsum and jit add scopes of their own after it. Not "@": XLA drops what stands between two
-# of those when it reads an operation's name (jaxlib 0.10.2), and no compiled program would know its modules.
-_MARK = "~"
 _SCOPED = "__rematplan_scoped__"
-_PATH = re.compile(f"{_MARK}([^{_MARK}]*){_MARK}")
 # Their methods are about modules, not computations.
 _BASES = (nnx.Module, nnx.Pytree, nnx.Object, nnx.List, nnx.Dict, object)
 _lock = threading.RLock()  # classes belong to the whole process
-
-
-def module_path(name_stack: str) -> str:
-    """The path of the innermost module in a name stack or HLO operation name; empty in the root and outside of it.
-
-    >>> module_path("jit(step)/jvp(~blocks/0~)/~blocks/0/attn~/bqhd,bkhd->bhqk/dot_general")
-    'blocks/0/attn'
-    """
-    found = _PATH.findall(name_stack)
-    return found[-1] if found else ""
-
-
-def module_scope(path: str) -> str:
-    """The name that an operation of this module has in its name stack."""
-    return f"{_MARK}{path}{_MARK}"
 
 
 @contextlib.contextmanager

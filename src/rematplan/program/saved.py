@@ -19,9 +19,9 @@ from jax.extend import core as jex
 
 from rematplan import _jax_private
 from rematplan.program.flops import nested_jaxprs
-from rematplan.program.modules import module_path
 from rematplan.program.stamps import Path, path_of
 from rematplan.program.trace import nbytes
+from rematplan.scopes import module_path
 
 
 class Origin(Enum):

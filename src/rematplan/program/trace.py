@@ -22,7 +22,7 @@ from rematplan import _jax_private
 from rematplan.program import evaluate, flops
 from rematplan.program.configuration import OwnRegions
 from rematplan.program.graph import Graph, Nesting, Operation, Subprogram, Value, ValueKind
-from rematplan.program.modules import module_path
+from rematplan.scopes import module_path
 
 # Calls that only group equations: inlining them changes nothing but who can see the values inside.
 INLINED = frozenset({"jit", "pjit", "closed_call", "core_call"})

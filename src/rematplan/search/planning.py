@@ -199,6 +199,9 @@ class Search:
             "total_probes": self.problem.probes,
             "total_compiles": self.problem.compiles,
         }
+        if bound is not None:
+            # prices are predictions: what was measured to be faster than they allow is the better bound
+            bound = min(bound, _time(best.measurement))
         others = tuple(c for c in tried.values() if c is not best)
         return Found(limit or best.measurement.required_bytes, best, others, bound, spent)
 

@@ -6,7 +6,7 @@ out: a `Module`. One pass over the lines; attributes are looked up only when ask
 
     module = parse(text)
     for instruction in module.entry.instructions:
-        print(instruction.opcode, instruction.shape, module_of(instruction.op_name))
+        print(instruction.opcode, instruction.shape, module_path(instruction.op_name))
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ _LIBRARY_FRAMES = re.compile(r"/(?:jax|jaxlib|flax)/|/rematplan/(?:program/)?\w+
 _MOVES = frozenset(
     {"parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple"}
 )
-_MODULE = re.compile(r"~([^~]*)~")  # as program/modules.py marks the path
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,12 +365,3 @@ def _executions(module: Module, computation: Computation, times: int) -> Iterato
 
 def _only_moves(computation: Computation) -> bool:
     return all(instruction.opcode in _MOVES for instruction in computation.instructions)
-
-
-def module_of(op_name: str) -> str:
-    """The module path of an operation name, from its last `~path~` marker; empty if there is none.
-
-    `jit(f)/jvp(~blocks/0~)/~blocks/0/attn~/dot_general` gives `blocks/0/attn`.
-    """
-    found = _MODULE.findall(op_name)
-    return found[-1] if found else ""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from rematplan.target.hlo import HBM, Computation, Instruction, Leaf, Module, module_of
+from rematplan.scopes import module_path
+from rematplan.target.hlo import HBM, Computation, Instruction, Leaf, Module
 from rematplan.target.measurement import Buffer, Timeline
 
 LIMIT = 600  # points kept in a timeline: enough for any screen
@@ -295,7 +296,7 @@ def _buffer(module: Module, each: _Range) -> Buffer:
         bytes=each.bytes,
         kind="temporary" if each.kind == "loop state" else each.kind,
         shape=each.leaf.text.split("{", 1)[0],
-        module=module_of(op_name),
+        module=module_path(op_name),
         operation=op_name.rsplit("/", 1)[-1] if op_name else each.maker.opcode,
         location=module.location(each.maker.frame),
     )

@@ -1,0 +1,159 @@
+"""Equal regions run one code; regions that differ in anything do not."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import rematplan as rp
+from rematplan import apply, policies, workloads
+from rematplan.program.alike import common_module, shared
+from rematplan.program.configuration import Configuration, Region
+from rematplan.program.loss import traced_loss
+from rematplan.program.residuals import with_residuals
+from rematplan.program.trace import trace
+from rematplan.scopes import module_path
+
+
+def regions_of(closed) -> list:
+    return [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name in ("remat2", "checkpoint", "remat")]
+
+
+def made(traced, configuration):
+    shapes = [jax.ShapeDtypeStruct(traced.avals[i].shape, traced.avals[i].dtype) for i in traced.graph.inputs]
+    return jax.make_jaxpr(apply.configured(traced, configuration))(*shapes)
+
+
+def test_equal_blocks_are_one_program_and_keep_their_own_paths() -> None:
+    traced = traced_loss(workloads.gpt(blocks=4, features=16, heads=2, length=8, batch=2, vocabulary=32))
+    configuration = policies.by_name(traced.graph, "per-block").configuration
+    eqns = regions_of(made(traced, configuration))
+    assert len(eqns) == 4
+    assert len({id(eqn.params["jaxpr"]) for eqn in eqns}) == 1
+    assert [module_path(str(eqn.source_info.name_stack)) for eqn in eqns] == [f"blocks/{i}" for i in range(4)]
+    body = eqns[0].params["jaxpr"]
+    inside = {
+        module_path(f"{eqns[2].source_info.name_stack}/{eqn.source_info.name_stack}")
+        for eqn in getattr(body, "jaxpr", body).eqns
+    }
+    expected = {op.module for r in configuration.regions[2:3] for op in traced.graph.operations[r.start : r.stop]}
+    assert inside == expected
+
+
+def test_saved_names_of_shared_code_are_relative_and_really_kept() -> None:
+    work = workloads.gpt(blocks=3, features=16, heads=2, length=8, batch=2, vocabulary=32)
+    traced = traced_loss(work)
+    per_block = policies.by_name(traced.graph, "per-block").configuration
+    regions = tuple(
+        Region(
+            r.start,
+            r.stop,
+            frozenset(
+                o for op in traced.graph.operations[r.start : r.stop] if op.primitive == "exp" for o in op.outputs
+            ),
+        )
+        for r in per_block.regions
+    )
+    eqns = regions_of(made(traced, Configuration(regions)))
+    assert len({id(eqn.params["jaxpr"]) for eqn in eqns}) == 1
+    body = eqns[0].params["jaxpr"]
+    names = {eqn.params["name"] for eqn in getattr(body, "jaxpr", body).eqns if eqn.primitive.name == "name"}
+    assert names == {"attn/exp"}
+    assert all(r.saved for r in regions)
+    plan_regions, loops = rp._plan.describe(Configuration(regions), traced.graph, {})
+    checked = rp.verify(work, plan=rp.Plan(regions=plan_regions, loops=loops, fingerprint=traced.graph.fingerprint))
+    assert checked.passed and checked.saved_as_planned, checked.differences
+
+
+def two_layers(first, second, *, keep: int = 0):
+    """A program of two layers, each a region, and whether the second runs the code of the first."""
+
+    def function(w, v, x):
+        h = first(x, w)
+        y = second(h, v)
+        return [(y + keep * h).sum()]
+
+    arrays = (jnp.full((4, 4), 0.3), jnp.full((4, 4), 0.2), jnp.arange(12.0).reshape(3, 4))
+    traced = with_residuals(trace(function, arrays, differentiated=[0, 1]))
+    dots = [op.index for op in traced.graph.operations if op.primitive == "dot_general"]
+    size = dots[1] - dots[0]
+    configuration = Configuration((Region(dots[0], dots[1]), Region(dots[1], dots[1] + size)))
+    found = shared(traced, configuration)
+    return traced, configuration, arrays, found[configuration.regions[1]].original is configuration.regions[0]
+
+
+def layer(x, w, *, scale: float = 1.5):
+    return jnp.tanh(x @ w * scale)
+
+
+def test_the_same_layer_is_shared_and_computes_the_same() -> None:
+    traced, configuration, arrays, same = two_layers(layer, layer)
+    assert same
+    function = apply.configured(traced, configuration)
+
+    def gradients(f):
+        return jax.grad(lambda w, v: f(w, v, arrays[2])[0], argnums=(0, 1))(*arrays[:2])
+
+    from rematplan.program import evaluate
+
+    for a, b in zip(gradients(evaluate.plain(traced)), gradients(function), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "keep"),
+    [
+        (layer, lambda x, w: layer(x, w, scale=1.25), 0),  # another constant, such as a drop-path rate
+        (layer, lambda x, w: jnp.tanh(x @ w * 1.5 - 0.0 * x), 0),  # other wiring
+        (layer, lambda x, w: jnp.sin(x @ w * 1.5), 0),
+        (layer, lambda x, w: jnp.tanh(x @ w.T * 1.5), 0),
+        (layer, layer, 1),  # the first is read again later, the second is not: both hand on one value, which is shared
+    ],
+    ids=["literal", "wiring", "primitive", "parameter", "outputs"],
+)
+def test_layers_that_differ_are_not_shared(first, second, keep: int) -> None:
+    traced, configuration, arrays, same = two_layers(first, second, keep=keep)
+    assert same == (keep == 1)
+    from rematplan.program import evaluate
+
+    wanted = jax.grad(lambda w: evaluate.plain(traced)(w, *arrays[1:])[0])(arrays[0])
+    got = jax.grad(lambda w: apply.configured(traced, configuration)(w, *arrays[1:])[0])(arrays[0])
+    np.testing.assert_allclose(wanted, got, rtol=1e-6)
+
+
+def test_what_is_saved_must_correspond() -> None:
+    traced, configuration, _, _ = two_layers(layer, layer)
+    first, second = configuration.regions
+    tanh = [op.outputs[0] for op in traced.graph.operations if op.primitive == "tanh"]
+    for saved, expected in (((), ()), True), ((tanh[:1], tanh[1:]), True), ((tanh[:1], ()), False):
+        regions = tuple(
+            Region(r.start, r.stop, frozenset(s)) for r, s in zip((first, second), saved, strict=True)
+        )
+        found = shared(traced, Configuration(regions))
+        assert (found[regions[1]].original is regions[0]) == expected
+
+
+def test_common_module() -> None:
+    class Pair(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.a, self.b = nnx.Linear(3, 3, rngs=rngs), nnx.Linear(3, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.b(self.a(x))
+
+    class Net(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.pair = Pair(rngs)
+
+        def __call__(self, x):
+            return self.pair(x)
+
+    traced = traced_loss(rp.Workload(lambda m, x: m(x).sum(), Net(nnx.Rngs(0)), jnp.ones((2, 3))))
+    inside = [op.index for op in traced.graph.operations if op.module]
+    assert common_module(traced, Region(inside[0], inside[-1] + 1)) == "pair"
+    first = [op.index for op in traced.graph.operations if op.module == "pair/a"]
+    assert common_module(traced, Region(first[0], first[-1] + 1)) == "pair/a"
+    assert common_module(traced, Region(0, len(traced.equations))) == ""
