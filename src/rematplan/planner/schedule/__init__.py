@@ -4,7 +4,8 @@ The oracle that shows what realizable plans leave on the table, and the problem 
 """
 
 from rematplan.planner.schedule.graph import ScheduleGraph, parse
+from rematplan.planner.schedule.joint import from_program
 from rematplan.planner.schedule.referee import Replay, replay
 from rematplan.planner.schedule.search import Schedule, Status, solve
 
-__all__ = ["Replay", "Schedule", "ScheduleGraph", "Status", "parse", "replay", "solve"]
+__all__ = ["Replay", "Schedule", "ScheduleGraph", "Status", "from_program", "parse", "replay", "solve"]

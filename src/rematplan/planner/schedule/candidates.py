@@ -2,8 +2,9 @@
 
 Comes in: a `ScheduleGraph`, a budget, and how far to look. Goes out: `Candidates` in stages. Stage `t` ends with the
 first computation of node `t`; before it, some earlier nodes may be computed again, each once, in the order of the graph.
-One more stage follows the last node where outputs are asked for. That is the problem as Checkmate (Jain et al. 2020) and Moccasin (Bartan et al. 2023) define it; `everything` holds all
-of it, `nearby` the few steps that matter most, `between_checkpoints` a relaxation that merges stages.
+One more stage follows the last node, for outputs. That is the problem as Checkmate (Jain et al. 2020) and Moccasin
+(Bartan et al. 2023) define it; `everything` holds all of it, `nearby` the few steps that matter most,
+`between_checkpoints` is a relaxation that merges stages.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def in_stages(stages: Sequence[Iterable[int]]) -> Candidates:
 
 def everything(graph: ScheduleGraph, *, cost_limit: float) -> Candidates:
     """Every node in every later stage, but for nodes that cost more than the limit."""
-    cheap = [node for node, cost in enumerate(graph.costs) if cost <= cost_limit]
+    cheap = graph.repeatable(cost_limit)
     last = cheap if graph.outputs else []
     return in_stages([*(cheap[: bisect_left(cheap, stage)] for stage in range(len(graph))), last])
 
@@ -74,6 +75,7 @@ def nearby(
     exceeds = np.asarray(replay(graph, range(len(graph))).step_bytes) > budget_bytes
     exceeding_before = [0, *np.cumsum(exceeds).tolist()]
     stages = stages_of(graph, order)
+    cheap = set(graph.repeatable(cost_limit))
     for stage, again in enumerate(stages):
         reads = set(graph.reads[stage] if stage < len(graph) else graph.outputs)
         for _ in range(depth):
@@ -83,7 +85,7 @@ def nearby(
                 number = bisect_left(readers, stage)
                 last_event = readers[number - 1] if number else node
                 droppable = exceeding_before[stage] > exceeding_before[last_event + 1]
-                if droppable and graph.costs[node] <= cost_limit:
+                if droppable and node in cheap:
                     reached.add(node)
             reached -= again
             again |= reached
@@ -112,7 +114,8 @@ def between_checkpoints(graph: ScheduleGraph, checkpoints: Sequence[int], *, cos
     Args:
       checkpoints: nodes, increasing.
     """
-    cheap = np.asarray(graph.costs) <= cost_limit
+    cheap = np.zeros(len(graph), dtype=bool)
+    cheap[graph.repeatable(cost_limit)] = True
     nodes: list[np.ndarray] = []
     mandatory: list[np.ndarray] = []
     counted: list[np.ndarray] = []

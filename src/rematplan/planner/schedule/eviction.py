@@ -7,6 +7,7 @@ with the future known: drop the value with the least cost per byte and step unti
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 
@@ -51,6 +52,7 @@ class _Run:
         self._live: set[int] = set()
         self._used = 0
         self._outputs = set(graph.outputs)
+        self._once = set(graph.once)
         self.order: list[int] = []
 
     def stage(self, node: int | None, reads: Sequence[int]) -> bool:
@@ -60,6 +62,8 @@ class _Run:
         missing = [v for v in reads if v not in self._live]
         while missing:
             maker = graph.maker[missing.pop()]
+            if maker in self._once:
+                return False
             if maker not in again:
                 again.add(maker)
                 missing += [v for v in graph.reads[maker] if v not in self._live]
@@ -107,6 +111,8 @@ class _Run:
         if read > len(graph):
             return -1.0
         maker = graph.maker[value]
+        if maker in self._once:
+            return math.inf
         lost = {graph.maker[v] for v in graph.reads[maker] if v not in self._live}
         cost = graph.costs[maker] + sum(graph.costs[node] for node in lost)
         return cost**self._cost_weight / (max(graph.sizes[value], 1) * (read - stage + 1))

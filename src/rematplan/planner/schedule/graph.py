@@ -26,6 +26,7 @@ class ScheduleGraph:
       makes: by node, the values that it makes. Left out, every node makes one value of its own number.
       outputs: values that must be live at the end, increasing. Others may be dropped after they are last read; a value
         that nothing reads is live only in the step that makes it.
+      once: nodes that must not be computed again, increasing.
     """
 
     costs: tuple[float, ...]
@@ -33,6 +34,7 @@ class ScheduleGraph:
     reads: tuple[tuple[int, ...], ...]
     makes: tuple[tuple[int, ...], ...] = ()
     outputs: tuple[int, ...] = ()
+    once: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.makes:
@@ -55,6 +57,8 @@ class ScheduleGraph:
                 raise InputError(f"node {node} reads values {late} before they are made: reorder the nodes")
         if not _increasing(self.outputs, len(self.sizes)):
             raise InputError(f"outputs {self.outputs} must be values in increasing order, each once")
+        if not _increasing(self.once, count):
+            raise InputError(f"nodes to compute once {self.once} must be in increasing order, each once")
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -81,6 +85,11 @@ class ScheduleGraph:
     def total_cost(self) -> float:
         """Every node once."""
         return add(self.costs)
+
+    def repeatable(self, cost_limit: float) -> list[int]:
+        """Nodes that may be computed again and cost no more than a limit, increasing."""
+        once = set(self.once)
+        return [node for node, cost in enumerate(self.costs) if cost <= cost_limit and node not in once]
 
     def bytes_of(self, values: Sequence[int]) -> int:
         """The size of some values together."""

@@ -68,6 +68,9 @@ def minimise(
     """The cheapest selection that costs less than `cutoff`, a cost of all steps (infinity for none)."""
     if program.hopeless:
         return Outcome(None, math.inf, finished=True)
+    if program.size == 0:
+        only = program.candidates.active(np.zeros(len(program.candidates), dtype=bool))
+        return Outcome(only, program.base_cost, finished=True)
     return _Search(graph, program, budget_bytes, cutoff, deadline).run()
 
 

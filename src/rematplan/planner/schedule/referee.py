@@ -38,15 +38,17 @@ def replay(graph: ScheduleGraph, order: Sequence[int]) -> Replay:
     """Runs a schedule on paper.
 
     Raises:
-      ValueError: a step reads a value that was never computed, a node is never computed, or nodes are computed for the
-        first time in another order than the graph's.
+      ValueError: a node is never computed, one that must not be is computed again, or nodes are computed for the first
+        time in another order than the graph's.
     """
-    known = 0
+    known, once = 0, set(graph.once)
     for step, node in enumerate(order):
         if node == known:
             known += 1
         elif not 0 <= node < known:
             raise ValueError(f"step {step} computes node {node}, but {known} is the next to be computed first")
+        elif node in once:
+            raise ValueError(f"step {step} computes node {node} again")
     if known != len(graph):
         raise ValueError(f"node {known} is never computed")
 

@@ -154,9 +154,8 @@ class _Climb:
         return self._cost - self._graph.total_cost
 
     def _every_step_count(self) -> int:
-        limit = self._cost_limit
         stages = len(self._graph) + bool(self._graph.outputs)
-        return sum(stages - 1 - node for node, cost in enumerate(self._graph.costs) if cost <= limit)
+        return sum(stages - 1 - node for node in self._graph.repeatable(self._cost_limit))
 
     def _offer(self, order: Sequence[int]) -> None:
         tidy = without_unread(self._graph, order)
