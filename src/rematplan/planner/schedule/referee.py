@@ -43,10 +43,10 @@ def replay(graph: ScheduleGraph, order: Sequence[int]) -> Replay:
     """
     known, once = 0, set(graph.once)
     for step, node in enumerate(order):
-        if node == known:
+        if node == known < len(graph):
             known += 1
         elif not 0 <= node < known:
-            raise ValueError(f"step {step} computes node {node}, but {known} is the next to be computed first")
+            raise ValueError(f"step {step} computes node {node}, and {known} of {len(graph)} were known before")
         elif node in once:
             raise ValueError(f"step {step} computes node {node} again")
     if known != len(graph):

@@ -129,7 +129,7 @@ class _Climb:
             return
         self._offer(range(len(graph)))
         for weight in COST_WEIGHTS:
-            if self.proven or self._deadline.left <= 0.0:
+            if self.proven or (self.best is not None and self._deadline.left <= 0.0):
                 return
             order = evicting(graph, budget_bytes=budget, cost_weight=weight)
             if order is not None:
