@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rematplan.errors import InputError, PlanMismatch
-from rematplan.program.configuration import Configuration, OwnRegions, Region
+from rematplan.program.configuration import Configuration, LoopPart, LoopPlan, OwnRegions, Region
 from rematplan.program.graph import Graph
 from rematplan.report.files import write_text
 from rematplan.target.measurement import Measurement
@@ -32,6 +32,7 @@ class PlanRegion:
     Attributes:
       module: the module path that the region follows, empty if it does not follow one.
       inner: regions inside; what they save is kept only while this region is run again.
+      offloaded: those of the saved values that are kept in the host's memory.
     """
 
     first: str
@@ -40,6 +41,7 @@ class PlanRegion:
     module: str = ""
     prevent_cse: bool = True
     inner: tuple[PlanRegion, ...] = ()
+    offloaded: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -49,10 +51,18 @@ class PlanRegion:
 
 @dataclass(frozen=True)
 class PlanLoop:
-    """What is planned inside the body of one loop. Names are those of the body."""
+    """Iterations of one loop that are treated alike. Names are those of the body.
+
+    Attributes:
+      operation: the loop; several parts of one loop follow each other in the order in which they run.
+      iterations: how many; None for all that are left.
+      chunk: so many iterations at a time form a region around those of the body; 0 for none.
+    """
 
     operation: str
     regions: tuple[PlanRegion, ...]
+    iterations: int | None = None
+    chunk: int = 0
 
 
 @dataclass(frozen=True)
@@ -170,7 +180,7 @@ def _from_json(content: Any, label: str) -> Plan:
         known = {f.name for f in dataclasses.fields(Plan)} - {"measurement", "regions", "loops", "own_regions", "name"}
         values = {k: _frozen(v) for k, v in content.items() if k in known}
         regions = tuple(_region(r) for r in content["regions"])
-        loops = tuple(PlanLoop(loop["operation"], tuple(map(_region, loop["regions"]))) for loop in content["loops"])
+        loops = tuple(map(_loop, content["loops"]))
         own = OwnRegions(content.get("own_regions", OwnRegions.KEEP.value))
         return Plan(regions=regions, loops=loops, own_regions=own, name=content.get("workload", ""), **values)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -185,7 +195,13 @@ def _region(content: Mapping[str, Any]) -> PlanRegion:
         module=content.get("module", ""),
         prevent_cse=content.get("prevent_cse", True),
         inner=tuple(map(_region, content.get("inner", ()))),
+        offloaded=tuple(content.get("offloaded", ())),
     )
+
+
+def _loop(content: Mapping[str, Any]) -> PlanLoop:
+    regions = tuple(map(_region, content["regions"]))
+    return PlanLoop(content["operation"], regions, content.get("iterations"), content.get("chunk", 0))
 
 
 def _frozen(value: Any) -> Any:
@@ -197,8 +213,14 @@ def describe(
 ) -> tuple[tuple[PlanRegion, ...], tuple[PlanLoop, ...]]:
     """A configuration by name."""
     loops = tuple(
-        PlanLoop(graph.operations[index].name, tuple(_named(r, bodies[index]) for r in inner.regions))
-        for index, inner in configuration.loops
+        PlanLoop(
+            graph.operations[index].name,
+            tuple(_named(r, bodies[index]) for r in part.body.regions),
+            part.iterations,
+            part.chunk,
+        )
+        for index, loop in configuration.loops
+        for part in loop.parts
     )
     return tuple(_named(r, graph) for r in configuration.regions), loops
 
@@ -212,6 +234,7 @@ def _named(region: Region, graph: Graph) -> PlanRegion:
         module=module_of(region, graph),
         prevent_cse=region.prevent_cse,
         inner=tuple(_named(r, graph) for r in region.inner),
+        offloaded=tuple(graph.values[v].name for v in sorted(region.offloaded)),
     )
 
 
@@ -243,13 +266,14 @@ def resolve(plan: Plan, graph: Graph, bodies: Mapping[int, Graph]) -> Configurat
         )
     operation = {op.name: op.index for op in graph.operations}
     regions = _resolved(plan.regions, graph)
-    loops = []
+    parts: dict[int, list[LoopPart]] = {}
     for loop in plan.loops:
         index = operation.get(loop.operation)
         if index is None or index not in bodies:
             raise PlanMismatch(f"the plan names a loop {loop.operation!r} that this function does not have; plan again")
-        loops.append((index, Configuration(_resolved(loop.regions, bodies[index]))))
-    return Configuration(regions, tuple(loops))
+        body = Configuration(_resolved(loop.regions, bodies[index]))
+        parts.setdefault(index, []).append(LoopPart(body, loop.iterations, loop.chunk))
+    return Configuration(regions, tuple((index, LoopPlan(tuple(found))) for index, found in parts.items()))
 
 
 def _resolved(regions: Sequence[PlanRegion], graph: Graph) -> tuple[Region, ...]:
@@ -258,14 +282,21 @@ def _resolved(regions: Sequence[PlanRegion], graph: Graph) -> tuple[Region, ...]
 
     def one(region: PlanRegion) -> Region:
         missing = [n for n in (region.first, region.last) if n not in operation]
-        missing += [n for n in region.saved if n not in value]
+        missing += [n for n in (*region.saved, *region.offloaded) if n not in value]
         if missing:
             raise PlanMismatch(
                 f"the plan names {missing[0]!r}, which this function does not have; plan again for this function"
             )
         start, stop = operation[region.first], operation[region.last] + 1
         saved = frozenset(value[n] for n in region.saved)
-        return Region(start, stop, saved, prevent_cse=region.prevent_cse, inner=tuple(map(one, region.inner)))
+        return Region(
+            start,
+            stop,
+            saved,
+            prevent_cse=region.prevent_cse,
+            inner=tuple(map(one, region.inner)),
+            offloaded=frozenset(value[n] for n in region.offloaded),
+        )
 
     return tuple(map(one, regions))
 

@@ -1,12 +1,14 @@
 """`verify`: a plan and a workload -> proof that the planned function computes the same thing.
 
 Three independent checks. Structure: the planned program without its regions and names is the original program, operation
-by operation. Saving: what really runs again is what the plan says. Numbers: outputs, gradients and state of both, computed
-on the CPU with recomputation really done, at full size or at a stated smaller one.
+by operation; a loop that the plan runs in parts is compared with each part's body in the place of all. Saving: what
+really runs again is what the plan says. Numbers: outputs, gradients and state of both, computed on the CPU with
+recomputation really done, at full size or at a stated smaller one.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ import jax
 
 from rematplan import agreement, apply
 from rematplan._measure import Progress, silent
-from rematplan._plan import Plan, resolve
+from rematplan._plan import Plan, describe, resolve
 from rematplan.errors import InputError
 from rematplan.program import recomputed, structure
 from rematplan.program.loss import traced_loss
@@ -59,12 +61,17 @@ def verify(
     loaded = Plan.load(plan)
     say("comparing structure")
     lifted = work.lift(scopes=True)
-    planned = apply.planned(lifted, loaded)
-    original = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
-    changed = structure.differences(original, jax.make_jaxpr(planned)(*lifted.leaves))
-    say("counting what runs again")
     traced = traced_loss(work, own_regions=loaded.own_regions)
-    configuration = resolve(loaded, traced.graph, {i: body.graph for i, body in traced.bodies.items()})
+    bodies = {i: body.graph for i, body in traced.bodies.items()}
+    configuration = resolve(loaded, traced.graph, bodies)
+    original = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
+    changed: tuple[str, ...] = ()
+    for each in recomputed.one_loop_each(configuration):
+        # a loop in parts is another program: each of its bodies is compared as the body of the whole loop
+        regions, loops = describe(each, traced.graph, bodies)
+        planned = apply.planned(lifted, replace(loaded, regions=regions, loops=loops))
+        changed = changed or structure.differences(original, jax.make_jaxpr(planned)(*lifted.leaves))
+    say("counting what runs again")
     mismatches = recomputed.saved_as_planned(traced, configuration)
     dtype, tolerance = agreement.tolerance_of([value.dtype for value in traced.graph.values])
     chosen = Size(None, "no numbers: not asked for")

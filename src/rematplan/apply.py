@@ -20,9 +20,10 @@ from rematplan import _jax_private, scopes
 from rematplan._plan import Plan, resolve
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.lift import Lifted
+from rematplan.loops import Iterations, in_parts
 from rematplan.program import evaluate
 from rematplan.program.alike import common_module, in_module, inside_of, shared
-from rematplan.program.configuration import Configuration, Region
+from rematplan.program.configuration import Configuration, LoopPlan, Region
 from rematplan.program.residuals import is_inexact, with_named_residuals
 from rematplan.program.trace import Detail, Equation, Traced, trace, trace_jaxpr
 
@@ -48,7 +49,10 @@ def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
 
 def _named(traced: Traced, configuration: Configuration) -> Traced:
     """The program with what the derivatives of its saved values read, bodies of loops included."""
-    bodies = {**traced.bodies, **{i: _named(traced.bodies[i], inner) for i, inner in configuration.loops}}
+    bodies = dict(traced.bodies)
+    for index, loop in configuration.loops:
+        for body in loop.variants():
+            bodies[index] = _named(bodies[index], body)
     saved = {v for region in configuration.all_regions() for v in region.saved}
     return with_named_residuals(replace(traced, bodies=bodies), saved)
 
@@ -61,13 +65,8 @@ def configured(traced: Traced, configuration: Configuration) -> Callable[..., li
         overlap.
       InputError: regions inside regions under an implementation of remat that does not honour them.
     """
-    if any(region.inner for region in configuration.regions) and _jax_private.new_remat():
-        # there an inner region keeps what it saves from the first forward pass on (jax 0.10.2)
-        raise InputError(
-            "the plan has regions inside regions, which do not hold under JAX's new remat (jax_remat3): inner regions would "
-            "keep their values all the time and need more memory than planned. Set JAX_REMAT3=0, or plan with a larger "
-            "budget, for which one level of regions is enough."
-        )
+    if _jax_private.new_remat():
+        _refuse_under_new_remat(configuration)
     _check(traced, configuration.regions, 0, len(traced.equations))
     applied = _Applied(traced, configuration)
 
@@ -78,6 +77,23 @@ def configured(traced: Traced, configuration: Configuration) -> Callable[..., li
         return evaluate.outputs(traced, env)
 
     return function
+
+
+def _refuse_under_new_remat(configuration: Configuration) -> None:
+    """Raises InputError for what JAX's new remat does not honour (jax 0.10.2), instead of running something else."""
+    chunks = any(part.chunk for _, loop in configuration.loops for part in loop.parts)
+    if chunks or any(region.inner for region in configuration.regions):
+        # there an inner region keeps what it saves from the first forward pass on
+        raise InputError(
+            "the plan has regions inside regions, which do not hold under JAX's new remat (jax_remat3): inner regions would "
+            "keep their values all the time and need more memory than planned. Set JAX_REMAT3=0, or plan with a larger "
+            "budget, for which one level of regions is enough."
+        )
+    if any(region.offloaded for region in configuration.regions):
+        raise InputError(
+            "the plan keeps values in the host's memory, which JAX's new remat (jax_remat3) turns into recomputing them "
+            "without a word. Set JAX_REMAT3=0, or plan without offloading."
+        )
 
 
 def _check(traced: Traced, regions: Sequence[Region], start: int, stop: int) -> None:
@@ -136,13 +152,13 @@ class _Applied:
         traced = self._traced
         for index in range(start, stop):
             equation, operation = traced.equations[index], traced.graph.operations[index]
-            inner = self._configuration.loop(index)
+            loop = self._configuration.loop(index)
             named = {o: names[o] for o in equation.outputs if o in names}
             own = bool(named) and not set(named).isdisjoint(operation.needed)
             if module is not None:
                 equation = in_module(equation, module, operation.module)
-            if inner is not None:
-                function = _loop(equation, traced.bodies[index], inner)
+            if loop is not None:
+                function = _loop(equation, traced.bodies[index], loop)
             elif own:
                 function = _named_in_derivative(equation, named)
             else:
@@ -188,20 +204,68 @@ class _Applied:
         return _Code(function, inputs, outputs)
 
 
-def _policy(region: Region, names: Mapping[int, str]) -> Callable[..., bool] | None:
+def _policy(region: Region, names: Mapping[int, str]) -> Callable[..., Any] | None:
     if region.policy is not None:
         return getattr(jax.checkpoint_policies, region.policy)
+    if region.offloaded:
+        return jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=sorted(names[v] for v in region.saved - region.offloaded),
+            names_which_can_be_offloaded=sorted(names[v] for v in region.offloaded),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
     # a list of names means the same under both of JAX's remat implementations; None is full recompute
     return jax.checkpoint_policies.save_only_these_names(*sorted(names.values())) if names else None
 
 
-def _loop(equation: Equation, body: Traced, configuration: Configuration) -> Callable[..., list[Any]]:
-    """The loop with a checkpointed body."""
-    function = configured(body, configuration)
+def _loop(equation: Equation, body: Traced, plan: LoopPlan) -> Callable[..., Sequence[Any]]:
+    """The loop under its plan."""
+    if plan.body is None:
+        return in_parts(equation, _iterations(equation, body, plan))
+    function = configured(body, plan.body)
     shapes = [jax.ShapeDtypeStruct(body.avals[i].shape, body.avals[i].dtype) for i in body.graph.inputs]
     closed = jax.make_jaxpr(function)(*shapes)
     eqn = equation.eqn.replace(params={**equation.eqn.params, "jaxpr": closed})
     return evaluate.as_function(Equation(eqn, equation.inputs, equation.outputs))
+
+
+def _iterations(equation: Equation, body: Traced, plan: LoopPlan) -> list[Iterations]:
+    """The parts of a loop, each with the function of its iterations."""
+    left = equation.eqn.params["length"]
+    found: list[Iterations] = []
+    for part in plan.parts:
+        count = left if part.iterations is None else part.iterations
+        regions = part.body.regions
+        whole = len(regions) == 1 and (regions[0].start, regions[0].stop) == (0, len(body.equations))
+        if not 0 < count <= left or not whole:
+            raise PlanMismatch(
+                f"a part of the loop takes {count} of the {left} iterations left, with {len(regions)} regions in its body; "
+                "every iteration runs once, in one region around the whole body"
+            )
+        left -= count
+        found.append(Iterations(*_in_region(body, part.body, regions[0]), count, part.chunk))
+    if left:
+        raise PlanMismatch(f"{left} iterations of the loop are in no part of it")
+    return found
+
+
+def _in_region(
+    body: Traced, configuration: Configuration, region: Region
+) -> tuple[Callable[..., list[Any]], Callable[..., Any] | None]:
+    """A loop's body as it runs inside of a region, and the region's policy."""
+    _check(body, (region,), 0, len(body.equations))
+    if _jax_private.new_remat():
+        _refuse_under_new_remat(configuration)
+    applied = _Applied(body, configuration)
+    names = {v: body.graph.values[v].name for v in region.saved}
+
+    def function(*leaves: Any) -> list[Any]:
+        env = dict(zip(body.graph.inputs, leaves, strict=True))
+        env.update(body.constants)
+        applied.run(region, env, names)
+        return evaluate.outputs(body, env)
+
+    return function, _policy(region, names)
 
 
 def _named_in_derivative(equation: Equation, named: Mapping[int, str]) -> Callable[..., list[Any]]:

@@ -115,10 +115,10 @@ def without_policies(configuration: Configuration) -> Configuration:
     def bare(region: Region) -> Region:
         return replace(region, policy=None) if region.policy not in (None, "nothing_saveable") else region
 
-    loops = tuple((index, without_policies(inner)) for index, inner in configuration.loops)
-    return Configuration(tuple(map(bare, configuration.regions)), loops)
+    inside = configuration.with_bodies(lambda _, body: without_policies(body))
+    return replace(inside, regions=tuple(map(bare, configuration.regions)))
 
 
 def _policies(configuration: Configuration) -> set[str]:
     here = {region.policy for region in configuration.regions if region.policy is not None}
-    return here.union(*(_policies(inner) for _, inner in configuration.loops))
+    return here.union(*(_policies(body) for _, loop in configuration.loops for body in loop.variants()))

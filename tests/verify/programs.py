@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rematplan.program.configuration import Configuration, Region
+from rematplan.program.configuration import Configuration, Region, in_every_iteration
 from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import Traced, trace
 
@@ -157,7 +157,9 @@ def traced_program(seed: int, length: int) -> tuple[Traced, tuple[Array, ...], t
 def configuration(rng: random.Random, traced: Traced, *, in_loop: bool = False) -> Configuration:
     """Random regions that save random values, some inside others, in the bodies of loops too."""
     loops = tuple(
-        (index, configuration(rng, body, in_loop=True)) for index, body in traced.bodies.items() if rng.random() < 0.7
+        (index, in_every_iteration(configuration(rng, body, in_loop=True)))
+        for index, body in traced.bodies.items()
+        if rng.random() < 0.7
     )
     regions = _regions(rng, traced, (0, len(traced.graph.operations)), prevent_cse=not in_loop, nesting=2)
     return Configuration(regions, loops)

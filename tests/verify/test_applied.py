@@ -15,7 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from rematplan import apply
 from rematplan.program import evaluate, recomputed, structure
-from rematplan.program.configuration import PLAIN, Configuration, Region
+from rematplan.program.configuration import PLAIN, Configuration, Region, in_every_iteration
 from rematplan.program.recomputed import Deviation
 from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import trace
@@ -186,7 +186,7 @@ def test_bodies_of_loops_are_counted():
 
     def in_loop(saved):
         region = Region(0, len(body.equations), frozenset(saved), prevent_cse=False)
-        return Configuration(loops=((loop, Configuration((region,))),))
+        return Configuration(loops=((loop, in_every_iteration(Configuration((region,)))),))
 
     assert {(loop, i) for i in (*dots, exp.index)} <= set(recomputed.recomputed(traced, in_loop(())))
     saved = recomputed.recomputed(traced, in_loop(exp.outputs))

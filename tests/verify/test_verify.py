@@ -39,16 +39,12 @@ def saving_plan(work: rp.Workload) -> Plan:
 
     base = policies.by_name(traced.graph, "per-block").configuration
     regions = tuple(dataclasses.replace(r, saved=saved(traced.graph, r)) for r in base.regions)
-    loops = tuple(
-        (
-            index,
-            Configuration(
-                tuple(dataclasses.replace(r, saved=saved(traced.bodies[index].graph, r)) for r in inner.regions)
-            ),
+    base = base.with_bodies(
+        lambda index, body: Configuration(
+            tuple(dataclasses.replace(r, saved=saved(traced.bodies[index].graph, r)) for r in body.regions)
         )
-        for index, inner in base.loops
     )
-    return as_plan(work, Configuration(regions, loops))
+    return as_plan(work, dataclasses.replace(base, regions=regions))
 
 
 @pytest.mark.parametrize("name", ["gpt", "scan_gpt", "vit"])

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rematplan.program.configuration import PLAIN, Configuration, Region
+from rematplan.program.configuration import PLAIN, Configuration, Region, in_every_iteration
 from rematplan.program.graph import Graph, Nesting, Operation
 
 DOTS = "dots_saveable"
@@ -156,5 +156,5 @@ def _bodies(graph: Graph, loops: Sequence[Operation], policy: str | None = None)
         whole = _regions(body, [Stretch("", 0, len(body.operations))], policy)
         # forward and backward of a loop are two loops, so nothing can be merged across them
         regions = tuple(Region(r.start, r.stop, policy=r.policy, prevent_cse=False) for r in whole.regions)
-        bodies.append((op.index, Configuration(regions)))
+        bodies.append((op.index, in_every_iteration(Configuration(regions))))
     return Configuration(loops=tuple(bodies))

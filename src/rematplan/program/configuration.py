@@ -6,8 +6,8 @@ Does not know JAX.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -28,6 +28,7 @@ class Region:
       policy: instead of `saved`, the name of a policy in `jax.checkpoint_policies` (hand-written configurations only).
       prevent_cse: as in `jax.checkpoint`; needless in the body of a loop, where forward and backward are loops apart.
       inner: regions inside, in order, disjoint: what they keep is kept only while this region is run again.
+      offloaded: ids of saved values that are kept in the host's memory; only in the bodies of loops.
     """
 
     start: int
@@ -36,6 +37,7 @@ class Region:
     policy: str | None = None
     prevent_cse: bool = True
     inner: tuple[Region, ...] = ()
+    offloaded: frozenset[int] = frozenset()
 
     def with_inner(self) -> Iterator[Region]:
         """The region and all regions inside it, outer ones first."""
@@ -45,24 +47,70 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Configuration:
-    """Regions in order, disjoint; and what is configured inside the bodies of loops.
+class LoopPart:
+    """Consecutive iterations of a loop that are treated alike.
 
     Attributes:
-      loops: pairs of a loop's operation index and the configuration of its body.
+      body: what is configured in the loop's body.
+      iterations: how many; None for all that are left.
+      chunk: so many iterations at a time form a region around the body's own: only what one chunk hands to the next is kept
+        until then. 0 for none. Iterations that do not fill a chunk follow the last one, outside of any.
+    """
+
+    body: Configuration
+    iterations: int | None = None
+    chunk: int = 0
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """What is done with a loop: its iterations in parts, in the order in which they run."""
+
+    parts: tuple[LoopPart, ...]
+
+    @property
+    def body(self) -> Configuration | None:
+        """The configuration of the body of a loop that stays one loop; None for one in parts or chunks."""
+        whole = len(self.parts) == 1 and not self.parts[0].chunk
+        return self.parts[0].body if whole else None
+
+    def variants(self) -> Iterator[Configuration]:
+        """The configurations of the body that occur."""
+        yield from dict.fromkeys(part.body for part in self.parts)
+
+
+def in_every_iteration(body: Configuration) -> LoopPlan:
+    """A loop that stays one loop, with its body configured."""
+    return LoopPlan((LoopPart(body),))
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Regions in order, disjoint; and what is done with loops.
+
+    Attributes:
+      loops: pairs of a loop's operation index and what is done with it.
     """
 
     regions: tuple[Region, ...] = ()
-    loops: tuple[tuple[int, Configuration], ...] = ()
+    loops: tuple[tuple[int, LoopPlan], ...] = ()
 
-    def loop(self, operation: int) -> Configuration | None:
-        """The configuration of the body of one loop, None if it is left as it is."""
+    def loop(self, operation: int) -> LoopPlan | None:
+        """What is done with one loop, None if it is left as it is."""
         return next((c for index, c in self.loops if index == operation), None)
 
     def all_regions(self) -> Iterator[Region]:
         """The regions and all regions inside them; not those in the bodies of loops."""
         for region in self.regions:
             yield from region.with_inner()
+
+    def with_bodies(self, change: Callable[[int, Configuration], Configuration]) -> Configuration:
+        """The same with the configuration of every loop's body changed; `change` gets the loop's operation index too."""
+        loops = tuple(
+            (index, LoopPlan(tuple(replace(part, body=change(index, part.body)) for part in plan.parts)))
+            for index, plan in self.loops
+        )
+        return replace(self, loops=loops)
 
 
 PLAIN = Configuration()

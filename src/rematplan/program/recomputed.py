@@ -8,8 +8,8 @@ what the configuration says: a name that a value carries proves nothing, because
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -18,7 +18,7 @@ from jax.extend import core as jex
 
 from rematplan import _jax_private, apply
 from rematplan.program import evaluate
-from rematplan.program.configuration import PLAIN, Configuration, Region
+from rematplan.program.configuration import PLAIN, Configuration, LoopPlan, Region, in_every_iteration
 from rematplan.program.flops import nested_jaxprs
 from rematplan.program.graph import Graph, Operation
 from rematplan.program.residuals import is_inexact
@@ -77,6 +77,27 @@ def saved_as_planned(
       traced: with residuals (`with_residuals`), its first output the scalar loss.
       configured: applies a configuration; by default `apply.configured`.
     """
+    found: list[Mismatch] = []
+    for each in one_loop_each(configuration):
+        found += [m for m in _deviations(traced, each, configured) if m not in found]
+    return tuple(found)
+
+
+def one_loop_each(configuration: Configuration) -> Iterator[Configuration]:
+    """Configurations without parts and chunks in which every body of every loop occurs once.
+
+    In a loop in parts the same operation stands in several loops, and a chunk runs its iterations once more: what is kept
+    and what runs again is a matter of the bodies alone.
+    """
+    loops = [(index, tuple(loop.variants())) for index, loop in configuration.loops]
+    for number in range(max((len(bodies) for _, bodies in loops), default=1)):
+        whole = ((index, in_every_iteration(bodies[min(number, len(bodies) - 1)])) for index, bodies in loops)
+        yield replace(configuration, loops=tuple(whole))
+
+
+def _deviations(
+    traced: Traced, configuration: Configuration, configured: Callable[[Traced, Configuration], Program] | None
+) -> list[Mismatch]:
     again = recomputed(traced, configuration, configured=configured)
     allowed = planned(traced, configuration)
     found = []
@@ -90,7 +111,7 @@ def saved_as_planned(
         kept = [program.graph.values[v].name for v in operation.outputs if region is not None and v in region.saved]
         deviation = Deviation.SAVED_YET_RECOMPUTED if kept else Deviation.RECOMPUTED_UNPLANNED
         found.append(Mismatch(deviation, kept[0] if kept else operation.name, operation.location, operation.flops))
-    return tuple(found)
+    return found
 
 
 def recomputed(
@@ -143,10 +164,16 @@ def planned(traced: Traced, configuration: Configuration) -> Counter[Path]:
     found: Counter[Path] = Counter()
     for region in configuration.all_regions():
         found.update((index,) for index in _again(traced.graph, region))
-    for index, inner in configuration.loops:
-        for path, runs in planned(traced.bodies[index], inner).items():
+    for index, loop in configuration.loops:
+        for path, runs in planned(traced.bodies[index], _body(loop)).items():
             found[index, *path] += runs
     return found
+
+
+def _body(loop: LoopPlan) -> Configuration:
+    """The configuration of a loop's body; programs are counted with their loops whole (`one_loop_each`)."""
+    assert loop.body is not None, "loops in parts are looked at part by part"
+    return loop.body
 
 
 def _again(graph: Graph, region: Region) -> list[int]:
@@ -174,10 +201,10 @@ def _region_of(configuration: Configuration, path: Path) -> Region | None:
     for depth, index in enumerate(path):
         for region in configuration.all_regions():  # outer ones first
             found = region if region.start <= index < region.stop else found
-        inner = configuration.loop(index)
-        if inner is None or depth == len(path) - 1:
+        loop = configuration.loop(index)
+        if loop is None or depth == len(path) - 1:
             break
-        configuration = inner
+        configuration = _body(loop)
     return found
 
 

@@ -11,7 +11,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from rematplan.program.configuration import Configuration
+from rematplan.program.configuration import PLAIN, Configuration, LoopPlan, in_every_iteration
 from rematplan.program.trace import Traced
 
 Path = tuple[int, ...]
@@ -36,10 +36,10 @@ def stamped(traced: Traced, outer: Path = ()) -> Traced:
 
 def with_all_loops(traced: Traced, configuration: Configuration) -> Configuration:
     """The same configuration with every loop rebuilt from its traced body, so that the body's marks are in the program."""
-    loops = []
+    loops: list[tuple[int, LoopPlan]] = []
     for index, body in traced.bodies.items():
-        inner = configuration.loop(index) or Configuration()
-        loops.append((index, with_all_loops(body, inner)))
+        plan = configuration.loop(index) or in_every_iteration(PLAIN)
+        loops.append((index, LoopPlan(tuple(replace(p, body=with_all_loops(body, p.body)) for p in plan.parts))))
     return replace(configuration, loops=tuple(loops))
 
 

@@ -16,7 +16,7 @@ import jax
 from rematplan.planner.baselines import DOTS_NO_BATCH, baselines
 from rematplan.planner.blocks import Block, Granularity, blocks
 from rematplan.planner.menu import SaveSet, menu, stretch
-from rematplan.program.configuration import Configuration, Region
+from rematplan.program.configuration import Configuration, Region, in_every_iteration
 from rematplan.program.graph import Graph, Nesting, Subprogram, ValueKind
 from rematplan.program.trace import Traced
 from rematplan.search.problem import Problem
@@ -114,8 +114,8 @@ def by_name(traced: Traced, configuration: Configuration) -> Configuration:
         )
         return replace(region, policy=None, saved=saved)
 
-    loops = tuple((index, by_name(traced.bodies[index], inner)) for index, inner in configuration.loops)
-    return Configuration(tuple(map(named, configuration.regions)), loops)
+    inside = configuration.with_bodies(lambda index, body: by_name(traced.bodies[index], body))
+    return replace(inside, regions=tuple(map(named, configuration.regions)))
 
 
 def _aligned(problem: Problem, configuration: Configuration) -> bool:
@@ -367,7 +367,7 @@ def in_loops(problem: Problem, *, most_levels: int) -> list[Candidate]:
                     Region(a, b, frozenset(s.values), prevent_cse=False)
                     for (a, b), s in zip(laid[op.index], chosen, strict=True)
                 )
-                bodies.append((op.index, Configuration(regions)))
+                bodies.append((op.index, in_every_iteration(Configuration(regions))))
             what = "loop body in one region" if granularity == "whole body" else f"loop body in {granularity} regions"
             name = f"{what}, saving " + (format_bytes(saved) if saved else "nothing")
             found.append(Candidate(name, Configuration(loops=tuple(bodies)), f"loop, {granularity}", level))
