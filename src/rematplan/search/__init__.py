@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
@@ -18,13 +17,17 @@ from rematplan.program.graph import Nesting
 from rematplan.records import Frontier, FrontierPoint, Row
 from rematplan.report.run import versions
 from rematplan.search.planning import FINALISTS, Found, Search
-from rematplan.target.measurement import Source
 from rematplan.target.target import Target, resolve
 from rematplan.workload import Workload
 
 __all__ = ["frontier", "plan"]
 
 Progress = Callable[[str], None]
+
+POINTS = 10
+# Of a frontier's points between its ends.
+COMPILED_BETWEEN = 2
+SMALLEST_GROWTH = 1.01
 _SEARCHES: weakref.WeakKeyDictionary[Workload, dict[tuple[str, OwnRegions], Search]] = weakref.WeakKeyDictionary()
 
 
@@ -63,28 +66,31 @@ def frontier(
     work: Workload,
     *,
     target: str | Target,
-    points: int = 6,
+    points: int = POINTS,
     own_regions: OwnRegions | str = OwnRegions.KEEP,
     progress: Progress | None = None,
 ) -> Frontier:
     """Plans from the smallest feasible budget to the fastest found; every point is faster than all that need less.
 
+    The ends and a few between them are compiled whole; the figures of the others are those of their probes, and say so.
+
     Args:
-      points: how many budgets are tried, evenly spaced; at least 2.
+      points: how many budgets are tried, in equal ratios; at least 2.
       own_regions: as in `plan`.
     """
     chosen = resolve(target) if isinstance(target, str) else target
     search = _search(work, chosen, own_regions, progress)
-    fastest = search.plan(None)
-    low, high = search.smallest_bytes(), fastest.best.measurement.required_bytes
-    found = [fastest]
-    for step in range(max(points - 1, 1)):
-        budget = low + (high - low) * step // max(points - 1, 1)
-        try:
-            found.append(search.plan(budget))
-        except InfeasibleBudget as error:  # a prediction that was a little low
-            if step == 0:
-                found.append(search.plan(int(error.minimum_bytes * 1.01)))
+    fastest = search.plan(None, finalists=1)
+    found = [fastest, _smallest(search)]
+    low, high = (f.best.measurement.required_bytes for f in reversed(found))
+    between = max(points, 2) - 2
+    budgets = [int(low * (high / low) ** (step / (between + 1))) for step in range(1, between + 1)]
+    compiled = {round(n * (between - 1) / max(COMPILED_BETWEEN - 1, 1)) for n in range(COMPILED_BETWEEN)}
+    for number, budget in enumerate(budgets):
+        if number in compiled:
+            found.append(search.plan(budget, finalists=1))
+        else:
+            found.append(search.estimate(budget))
     kept: list[Found] = []
     for f in sorted(found, key=lambda f: (f.best.measurement.required_bytes, f.best.measurement.seconds or 0.0)):
         if not kept or _seconds(f) < _seconds(kept[-1]):
@@ -94,6 +100,16 @@ def frontier(
         for f in kept
     ]
     return Frontier(chosen.name, tuple(made), _rows(search))
+
+
+def _smallest(search: Search) -> Found:
+    """The plan of the smallest budget; what is predicted to be the smallest may be a little less."""
+    budget = search.smallest_bytes()
+    while True:
+        try:
+            return search.plan(budget, finalists=1)
+        except InfeasibleBudget as error:
+            budget = max(int(budget * SMALLEST_GROWTH), error.minimum_bytes)
 
 
 def _search(work: Workload, target: Target, own_regions: OwnRegions | str, progress: Progress | None) -> Search:
@@ -153,19 +169,8 @@ def _without_timeline(figures: dict[str, Any]) -> dict[str, Any]:
 def _rows(search: Search) -> tuple[Row, ...]:
     rows = []
     for candidate, figures in search.hand_written_rows():
-        measurement = figures.measurements[-1][1]
         note = "extrapolated from programs with repeated blocks cut out" if figures.folded else ""
-        if figures.folded:
-            measurement = replace(
-                measurement,
-                source=Source.PREDICTED,
-                required_bytes=figures.required_bytes,
-                peak_bytes=figures.peak_bytes,
-            )
-        if figures.seconds != measurement.seconds:
-            sources = {**measurement.sources, "seconds": "predicted from cycles of programs like it"}
-            measurement = replace(measurement, seconds=figures.seconds, sources=sources)
-        rows.append(Row(candidate.name, measurement, note))
+        rows.append(Row(candidate.name, figures.as_measurement(), note))
     return tuple(rows)
 
 

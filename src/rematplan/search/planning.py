@@ -26,6 +26,7 @@ from rematplan.search.candidates import (
     products_in_one_region,
     trimmed,
 )
+from rematplan.search.loops import in_chunks, mixtures, offloaded
 from rematplan.search.mixing import Priced, mixes
 from rematplan.search.nesting import NESTED, nested
 from rematplan.search.prices import Prices
@@ -65,7 +66,7 @@ FINALISTS = 3
 
 @dataclass(frozen=True)
 class Compiled:
-    """A candidate and the compiler's figures for it at one budget."""
+    """A candidate and the compiler's figures for it at one budget; those of its probe in an estimate."""
 
     candidate: Candidate
     predicted: dict[str, Any]
@@ -130,7 +131,10 @@ class Search:
         self._probe([c for c in self._hand_written if not c.compiler_rematerializes])
         plain = next(c for c in self._hand_written if c.name == "plain")
         self.plain = self.measured[plain.configuration].figures
-        self._probe(in_loops(self.problem, most_levels=LEVELS))
+        loops = in_loops(self.problem, most_levels=LEVELS)
+        self._probe(loops)
+        if not new_remat():
+            self._probe([*in_chunks(self.problem, loops), *offloaded(self.problem, loops)])
         self._probe([c for name, levels in self._over_chain.items() if name == ONE_BLOCK for c in levels])
         self._probe([levels[0] for levels in self._over_chain.values()])
         self._probe(products_in_one_region(self.problem))
@@ -205,6 +209,32 @@ class Search:
         others = tuple(c for c in tried.values() if c is not best)
         return Found(limit or best.measurement.required_bytes, best, others, bound, spent)
 
+    def estimate(self, budget: int) -> Found:
+        """The plan expected to be the fastest that fits, without compiling it; its figures are those of its probe.
+
+        Raises:
+          InfeasibleBudget: nothing is expected to fit.
+        """
+        self.probes_left = max(self.probes_left, PROBES_PER_BUDGET + MIXES * MIX_ROUNDS)
+        self._second_wave(budget)
+        tried = self._compiled_before(budget)
+        ranked, bound = self._ranked(budget, tried)
+        best = _best(tried)
+        expected = [r for r in ranked if r[2]["required_bytes"] <= budget]
+        if expected and (best is None or expected[0][1] < _time(best.measurement)):
+            candidate, seconds, predicted = expected[0]
+            figures = replace(self.measured[candidate.configuration].figures, seconds=seconds)
+            best = Compiled(candidate, predicted, _with_fit(figures.as_measurement(), budget))
+        if best is None:
+            raise self._infeasible(budget, tried)
+        spent = {
+            "total_seconds": time.monotonic() - self.started,
+            "total_probes": self.problem.probes,
+            "total_compiles": self.problem.compiles,
+        }
+        others = tuple(c for c in tried.values() if c is not best)
+        return Found(budget, best, others, bound if bound is None else min(bound, _time(best.measurement)), spent)
+
     def _compiled_before(self, limit: int | None) -> dict[Any, Compiled]:
         """What compiled under a smaller budget, and so fits this one."""
         most = limit if limit is not None else 1 << 62
@@ -227,6 +257,7 @@ class Search:
         margin = _margins(tried, most)
         rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in priced]
         bound = self._mix(plain, priced, most)
+        self._split_loops(most)
         self._trim(most, tried)
         self._nest(plain, most)
         rows += [
@@ -275,6 +306,18 @@ class Search:
                 break
             room = min(room, budget) - max(min(over), 1)
         return bound
+
+    def _split_loops(self, budget: int) -> None:
+        """Probes loops of which as many iterations as fit keep more; where they need more than predicted, with fewer."""
+        room = budget
+        for _ in range(MIX_ROUNDS):
+            found = mixtures(self.problem, list(self.measured.values()), budget_bytes=room, count=MIXES)
+            self._probe([m.candidate for m in found])
+            probed = [(m, self.measured.get(m.candidate.configuration)) for m in found]
+            over = [p.figures.required_bytes - budget for _, p in probed if p is not None]
+            if not over or min(over) <= 0:
+                break
+            room -= min(over)
 
     def _nest(self, plain: Figures, budget: int | None) -> None:
         """Probes regions inside regions where one level does not fit the budget, or only takes longer.

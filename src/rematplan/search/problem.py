@@ -7,9 +7,10 @@ are worth trying.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,7 @@ from rematplan.program.loss import traced_loss
 from rematplan.program.trace import Traced
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program
-from rematplan.target.measurement import Measurement
+from rematplan.target.measurement import Measurement, Source
 from rematplan.target.target import Target
 from rematplan.workload import Workload
 
@@ -55,6 +56,26 @@ class Figures:
     folded: bool
     measurements: tuple[tuple[float, Measurement], ...]
 
+    def as_measurement(self) -> Measurement:
+        """The figures with their sources; timeline and parts are those of the longest program that was probed."""
+        found = self.measurements[-1][1]
+        if self.folded:
+            found = replace(
+                found,
+                source=Source.PREDICTED,
+                required_bytes=self.required_bytes,
+                peak_bytes=self.peak_bytes,
+                sources={
+                    **found.sources,
+                    "required_bytes": "extrapolated from programs with repeated blocks cut out",
+                    "peak_bytes": "extrapolated from programs with repeated blocks cut out",
+                },
+            )
+        if self.seconds == found.seconds:
+            return found
+        sources = {**found.sources, "seconds": "predicted from cycles of programs like it"}
+        return replace(found, seconds=self.seconds, sources=sources)
+
 
 class Problem:
     """A workload on a target.
@@ -63,6 +84,7 @@ class Problem:
       traced: the loss as a traced program.
       coarse, fine: its blocks, one for each repeated period, and one for each good cut.
       probes, compiles: how many measurements were asked for.
+      tracing_seconds, lowering_seconds, compiling_seconds: wall time so far; lowering is part of neither probes nor compiles.
     """
 
     def __init__(
@@ -74,12 +96,16 @@ class Problem:
         self.say = progress
         self.probes = 0
         self.compiles = 0
+        self.lowering_seconds = 0.0
+        self.compiling_seconds = 0.0
+        begun = time.monotonic()
         progress("tracing")
         self.traced: Traced = traced_loss(work, own_regions=own_regions)
         self.graph = self.traced.graph
         self.coarse: tuple[Block, ...] = blocks(self.graph, granularity=Granularity.COARSE)
         self.fine: tuple[Block, ...] = blocks(self.graph)
         self.rates = rates_of(target)
+        self.tracing_seconds = time.monotonic() - begun
 
     @cached_property
     def repeated(self) -> Run | None:
@@ -101,7 +127,15 @@ class Problem:
         as_written = configuration == PLAIN and self.own_regions is OwnRegions.KEEP
         planned = None if as_written else apply.configured(self.traced, configuration)
         step = self.work.step(planned)
-        return compiler.lower(step.function, step.leaves, donated=step.donated, target=self.target, name=self.work.name)
+        return self._lower(step.function, step.leaves, donated=step.donated, name=self.work.name)
+
+    def _lower(
+        self, function: Callable[..., Any], leaves: Sequence[Any], *, donated: Sequence[int] = (), name: str
+    ) -> Program:
+        begun = time.monotonic()
+        program = compiler.lower(function, leaves, donated=donated, target=self.target, name=name)
+        self.lowering_seconds += time.monotonic() - begun
+        return program
 
     def shortened(self, configuration: Configuration, repetitions: int) -> Program:
         """Loss and gradients with only `repetitions` of the repeated blocks.
@@ -126,7 +160,7 @@ class Problem:
         leaves = [
             jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (folded.traced.avals[i] for i in folded.traced.graph.inputs)
         ]
-        return compiler.lower(step, leaves, target=self.target, name=f"{self.work.name}, {repetitions} repetitions")
+        return self._lower(step, leaves, name=f"{self.work.name}, {repetitions} repetitions")
 
     def _folded(self, repetitions: int) -> Folded:
         if not hasattr(self, "_foldings"):
@@ -191,7 +225,9 @@ class Problem:
         self.say(f"compiling {name}")
         program = self.whole(configuration)
         self.compiles += 1
+        begun = time.monotonic()
         (measured,) = compiler.measure_many([(program, options)], self.target, workers=1)
+        self.compiling_seconds += time.monotonic() - begun
         return measured
 
 

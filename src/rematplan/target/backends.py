@@ -12,7 +12,7 @@ from typing import Any
 
 from rematplan.target import tpu
 from rematplan.target.chips import Chip, gpu_target_config
-from rematplan.target.cost import program_cost
+from rematplan.target.cost import program_cost, with_host_copies
 from rematplan.target.hlo import parse
 from rematplan.target.measurement import Measurement, Source
 from rematplan.target.target import Kind, Target, resolve
@@ -103,7 +103,8 @@ def _allocated(target: Target, chip: Chip, request: dict[str, Any]) -> Measureme
         code_bytes=stats.generated_code_size_in_bytes,
         flops=cost.flops,
         bytes_accessed=cost.bytes_accessed,
-        seconds=cost.roofline_seconds,
+        seconds=with_host_copies(cost.roofline_seconds, cost.host_bytes, chip),
+        host_bytes=cost.host_bytes,
         limit_bytes=limit,
         fits_limit=None if limit is None else required <= limit,
         sources={

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 from rematplan.target.chips import Chip
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter, Operations
-from rematplan.target.hlo import HBM, Computation, Instruction, Module, executions
+from rematplan.target.hlo import HBM, HOST, Computation, Instruction, Module, executions
 from rematplan.target.measurement import InstructionCost
 from rematplan.target.work import Work, WorkCounter
 
@@ -29,6 +29,7 @@ class ProgramCost:
     Attributes:
       bytes_accessed: in HBM, asynchronous copies included.
       cycles: the compiler's estimate; None if it gave none.
+      host_bytes: copied to and from the host's memory, the larger of both directions.
     """
 
     flops: float
@@ -36,12 +37,14 @@ class ProgramCost:
     roofline_seconds: float
     cycles: float | None
     instructions: tuple[InstructionCost, ...]
+    host_bytes: float = 0.0
 
 
 def program_cost(module: Module, chip: Chip) -> ProgramCost:
     """Cost of a program on a chip."""
     counter, traffic, fingerprinter = OperationCounter(module), _Traffic(module), Fingerprinter(module)
     flops = bytes_accessed = seconds = 0.0
+    to_host = from_host = 0.0
     cycles, any_cycles = 0, False
     works = WorkCounter(module, chip)
     counts: dict[tuple[str, int | None], int] = {}
@@ -51,6 +54,9 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
             continue
         hbm_bytes = traffic.bytes_of(instruction)
         bytes_accessed += times * hbm_bytes
+        if instruction.opcode.endswith("-start"):
+            out, back = _host_bytes(instruction)
+            to_host, from_host = to_host + times * out, from_host + times * back
         if instruction.opcode.endswith(("-start", "-done")):
             continue  # asynchronous copies run beside the computation: their bytes count, their time does not
         operations = counter.operations(instruction)
@@ -69,7 +75,14 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         InstructionCost(fingerprint, counts[fingerprint, estimated], estimated, roofline, astuple(work))
         for (fingerprint, estimated), (roofline, work) in kinds.items()
     )
-    return ProgramCost(flops, bytes_accessed, seconds, float(cycles) if any_cycles else None, instructions)
+    return ProgramCost(
+        flops, bytes_accessed, seconds, float(cycles) if any_cycles else None, instructions, max(to_host, from_host)
+    )
+
+
+def with_host_copies(seconds: float, host_bytes: float, chip: Chip) -> float:
+    """Seconds of a program whose copies to and from the host run beside its computation, as fast as the link allows."""
+    return max(seconds, host_bytes / chip.host_bandwidth) if chip.host_bandwidth else seconds
 
 
 def _roofline(operations: Operations, hbm_bytes: float, chip: Chip) -> float:
@@ -161,6 +174,18 @@ def _copied_bytes(instruction: Instruction) -> int:
     if len(ends) < 2:
         return 0
     return min(leaf.bytes for leaf in ends) * sum(leaf.space == HBM for leaf in ends)
+
+
+def _host_bytes(instruction: Instruction) -> tuple[int, int]:
+    """Bytes that an asynchronous copy moves to the host's memory and from it."""
+    leaves = [leaf for leaf in instruction.leaves if leaf.elements > 1]
+    spaces = {leaf.space for leaf in leaves}
+    if HOST not in spaces or len(spaces) < 2:
+        return 0, 0
+    size = min(leaf.bytes for leaf in leaves)  # of a slice that is read or written, not the array that it belongs to
+    updates = any("update" in text for text in (instruction.name, instruction.op_name))
+    written = updates or instruction.leaves[0].space == HOST
+    return (size, 0) if written and "dynamic-slice" not in instruction.name else (0, size)
 
 
 def _hbm_bytes(instruction: Instruction) -> int:

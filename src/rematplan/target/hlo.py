@@ -24,6 +24,7 @@ _BITS = {
 _BITS_BY_PREFIX = (("f8", 8), ("f4", 4))  # the many 8 and 4 bit floats: f8e4m3fn, f4e2m1fn, ...
 
 HBM = 0  # memory space of a layout without S(n); S(1) is VMEM on TPU
+HOST = 5  # S(5): the host's memory, on TPU and GPU
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")

@@ -71,6 +71,7 @@ class Measurement(Displayed):
       cycles: estimated by the compiler, loops multiplied by trip counts; None where it gives none.
       seconds: from cycles where there are any, else a roofline on the scheduled program; `sources["seconds"]` says
         which: "cycles", "roofline" or "run".
+      host_bytes: copied to the host's memory and back, per step, each way; `seconds` is at least what that takes.
       sources: figure name -> "probed", "compiled", "run", or for seconds as above.
       fits_limit: whether it compiled under the limit that was asked for; None if no limit was asked for.
       costs: cost by kind of instruction, from which `cycles.CycleTable` learns; `to_json` leaves it out.
@@ -91,6 +92,7 @@ class Measurement(Displayed):
     bytes_accessed: float | None = None
     cycles: float | None = None
     seconds: float | None = None
+    host_bytes: float = 0.0
     limit_bytes: int | None = None
     fits_limit: bool | None = None
     compile_seconds: float = 0.0

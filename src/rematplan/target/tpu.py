@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rematplan.target.chips import Chip
-from rematplan.target.cost import program_cost
+from rematplan.target.cost import program_cost, with_host_copies
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter
 from rematplan.target.hlo import Module, executions, parse
@@ -126,7 +126,8 @@ def _measurement(
         code_bytes=code,
         flops=cost.flops,
         bytes_accessed=cost.bytes_accessed,
-        seconds=cost.roofline_seconds,
+        seconds=with_host_copies(cost.roofline_seconds, cost.host_bytes, chip),
+        host_bytes=cost.host_bytes,
         sources={
             "peak_bytes": "probed",
             "required_bytes": "probed",
@@ -174,7 +175,8 @@ def _compiled(
         flops=cost.flops,
         bytes_accessed=cost.bytes_accessed,
         cycles=cost.cycles,
-        seconds=seconds,
+        seconds=with_host_copies(seconds, cost.host_bytes, chip),
+        host_bytes=cost.host_bytes,
         limit_bytes=limit_bytes,
         fits_limit=None if limit_bytes is None else True,
         sources={
