@@ -24,12 +24,14 @@ class RegionGroup:
       spans: first and last operation of each region.
       saved: names relative to the module.
       inner: regions inside each of them, folded alike.
+      offloaded: those of the saved names that are kept in the host's memory.
     """
 
     modules: tuple[str, ...]
     spans: tuple[tuple[str, str], ...]
     saved: tuple[str, ...]
     inner: tuple[RegionGroup, ...] = ()
+    offloaded: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -45,7 +47,12 @@ def groups(regions: Iterable[Mapping[str, Any]]) -> tuple[RegionGroup, ...]:
         pattern = tuple(_INDEX.sub("*", text) for text in (region["module"], region["first"], region["last"]))
         # Regions that follow no module differ in where they start; what they save tells whether they do the same.
         inner = [(len(g.modules), g.saved, g.inner) for g in groups(region.get("inner", ()))]
-        key = (pattern if region["module"] else None, relative_names(region), str(inner))
+        key = (
+            pattern if region["module"] else None,
+            relative_names(region, "saved"),
+            relative_names(region, "offloaded"),
+            str(inner),
+        )
         if folded and folded[-1][0] == key:
             folded[-1][1].append(region)
         else:
@@ -55,18 +62,19 @@ def groups(regions: Iterable[Mapping[str, Any]]) -> tuple[RegionGroup, ...]:
             modules=tuple(region["module"] for region in same),
             spans=tuple((region["first"], region["last"]) for region in same),
             saved=key[1],
+            offloaded=key[2],
             inner=groups(same[0].get("inner", ())),
         )
         for key, same in folded
     )
 
 
-def relative_names(region: Mapping[str, Any]) -> tuple[str, ...]:
-    """Saved names without the path of the region's module; without a module, list positions become `*`."""
+def relative_names(region: Mapping[str, Any], kind: str) -> tuple[str, ...]:
+    """Saved or offloaded names without the path of the region's module; without a module, list positions become `*`."""
     module = region["module"]
     if module:
-        return tuple(name.removeprefix(f"{module}/") for name in region["saved"])
-    return tuple(_INDEX.sub("*", name) for name in region["saved"])
+        return tuple(name.removeprefix(f"{module}/") for name in region.get(kind, ()))
+    return tuple(_INDEX.sub("*", name) for name in region.get(kind, ()))
 
 
 def plan_code(plan: Plan) -> str:
@@ -83,7 +91,7 @@ def plan_code(plan: Plan) -> str:
     for number, group in enumerate(folded, start=1):
         lines += _group_code(group, f"region_{number}" if len(folded) > 1 else "region")
     for loop in document["loops"]:
-        lines += [f"# The body of the loop {loop['operation']}, in the function that is scanned:"]
+        lines += [f"# The body of the loop {loop['operation']}{_which(loop)}, in the function that is scanned:"]
         for number, group in enumerate(groups(loop["regions"]), start=1):
             lines += _group_code(group, f"body_{number}")
     if _opens_own(document):
@@ -104,6 +112,13 @@ def _group_code(group: RegionGroup, name: str) -> list[str]:
             "# derivative reads (exp, tanh, rsqrt, ...) must be named inside a custom_jvp, or it is recomputed anyway.",
             f"{name}_saved = jax.checkpoint_policies.save_only_these_names(\n{names})",
         ]
+        if group.offloaded:
+            lines[-1] = (
+                f"{name}_saved = jax.checkpoint_policies.save_and_offload_only_these_names(\n"
+                f"    names_which_can_be_saved={sorted(set(group.saved) - set(group.offloaded))!r},\n"
+                f"    names_which_can_be_offloaded={sorted(group.offloaded)!r},\n"
+                '    offload_src="device",\n    offload_dst="pinned_host",\n)'
+            )
     if all(group.modules):
         lines += [
             f"@nnx.remat({policy})" if group.saved else "@nnx.remat",
@@ -157,9 +172,17 @@ def region_lines(document: Mapping[str, Any]) -> Sequence[str]:
     """What a plan does, one line a group of regions."""
     lines = [_line(group) for group in groups(document["regions"])]
     for loop in document["loops"]:
-        lines += [f"in the body of {loop['operation']}: {_line(group)}" for group in groups(loop["regions"])]
+        body = f"in the body of {loop['operation']}{_which(loop)}: "
+        lines += [body + _line(group) for group in groups(loop["regions"])]
     lines = lines or ["no regions: the program stays as it is"]
     return ["the model's own checkpoint regions are opened", *lines] if _opens_own(document) else lines
+
+
+def _which(loop: Mapping[str, Any]) -> str:
+    """Which iterations of a loop a part of the plan is about."""
+    count, chunk = loop.get("iterations"), loop.get("chunk", 0)
+    text = f", {count} iterations" if count is not None else ""
+    return text + (f", in chunks of {chunk} under one checkpoint each" if chunk else "")
 
 
 def _opens_own(document: Mapping[str, Any]) -> bool:
@@ -169,7 +192,9 @@ def _opens_own(document: Mapping[str, Any]) -> bool:
 def _line(group: RegionGroup) -> str:
     count = f"{len(group.modules)} regions" if len(group.modules) > 1 else "1 region"
     each = " each" if len(group.modules) > 1 else ""
-    saved = ", ".join(group.saved) if group.saved else "nothing"
+    on_host = set(group.offloaded)
+    names = [f"{name} (on the host)" if name in on_host else name for name in group.saved]
+    saved = ", ".join(names) if names else "nothing"
     inside = f"; inside{each}: {', '.join(map(_line, group.inner))}" if group.inner else ""
     return f"{count} {group.label},{each} saving {saved}{inside}"
 
