@@ -51,7 +51,10 @@ def cost_or_none(graph: ScheduleGraph, budget: int) -> float | None:
     try:
         found = schedule.solve(graph, budget_bytes=budget)
     except InfeasibleBudget as error:
-        assert error.minimum_bytes > budget
+        minimum = error.minimum_bytes
+        found = None
+    if found is None:
+        assert minimum > budget
         return None
     replayed = replay(graph, found.order)
     assert replayed.peak_bytes == found.peak_bytes <= budget
