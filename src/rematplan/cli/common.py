@@ -35,6 +35,11 @@ OwnRegionsChoice = Annotated[
     Parameter(help="Checkpoint regions that the model brings along: keep them as they are, or plan inside them."),
 ]
 
+OffloadChoice = Annotated[
+    Literal["never", "host"],
+    Parameter(help="Whether loops may keep saved values in the host's memory; copies are predicted, not measured."),
+]
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)

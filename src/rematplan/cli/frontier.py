@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from rematplan.cli.common import DEFAULTS, Options, OwnRegionsChoice, Progress, Sizes, TargetName, WorkloadName, execute
+from rematplan.cli.common import (
+    DEFAULTS,
+    OffloadChoice,
+    Options,
+    OwnRegionsChoice,
+    Progress,
+    Sizes,
+    TargetName,
+    WorkloadName,
+    execute,
+)
 from rematplan.cli.workloads import load_workload
 from rematplan.report.display import Displayed
 
@@ -13,6 +23,7 @@ def frontier(
     *sizes: Sizes,
     target: TargetName,
     own_regions: OwnRegionsChoice = "keep",
+    offload: OffloadChoice = "never",
     options: Options = DEFAULTS,
 ) -> None:
     """Trade memory for time: plans from the smallest feasible budget to the fastest found."""
@@ -22,7 +33,7 @@ def frontier(
 
         progress(f"tracing {workload}")
         return rematplan.frontier(
-            load_workload(workload, sizes), target=target, own_regions=own_regions, progress=progress
+            load_workload(workload, sizes), target=target, own_regions=own_regions, offload=offload, progress=progress
         )
 
     execute("frontier", options, action, target=target)

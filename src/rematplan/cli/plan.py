@@ -8,7 +8,17 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rematplan.cli.common import DEFAULTS, Options, OwnRegionsChoice, Progress, Sizes, TargetName, WorkloadName, execute
+from rematplan.cli.common import (
+    DEFAULTS,
+    OffloadChoice,
+    Options,
+    OwnRegionsChoice,
+    Progress,
+    Sizes,
+    TargetName,
+    WorkloadName,
+    execute,
+)
 from rematplan.cli.workloads import load_workload
 from rematplan.report.display import Displayed
 
@@ -20,6 +30,7 @@ def plan(
     budget: Annotated[str, Parameter(help="Device memory for the whole step: 12GiB, 600MiB, 12GB, 80%.")],
     target: TargetName,
     own_regions: OwnRegionsChoice = "keep",
+    offload: OffloadChoice = "never",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="Write the plan to this file.")] = None,
     options: Options = DEFAULTS,
 ) -> None:
@@ -32,7 +43,12 @@ def plan(
 
         progress(f"tracing {workload}")
         found = rematplan.plan(
-            load_workload(workload, sizes), budget=budget, target=target, own_regions=own_regions, progress=progress
+            load_workload(workload, sizes),
+            budget=budget,
+            target=target,
+            own_regions=own_regions,
+            offload=offload,
+            progress=progress,
         )
         record = record_of(found.to_json())
         if found.measurement is not None:

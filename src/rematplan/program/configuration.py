@@ -18,6 +18,13 @@ class OwnRegions(Enum):
     REPLACE = "replace"  # opened: the operations inside are planned like all others
 
 
+class Offload(Enum):
+    """Whether saved values may be kept in the host's memory."""
+
+    NEVER = "never"
+    HOST = "host"  # in loops, where copies run beside the computation of other iterations
+
+
 @dataclass(frozen=True)
 class Region:
     """Consecutive operations `[start, stop)` under one `jax.checkpoint`.

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
 from rematplan.budgets import budget_bytes
 from rematplan.errors import InfeasibleBudget, InputError
-from rematplan.program.configuration import OwnRegions
+from rematplan.program.configuration import Offload, OwnRegions
 from rematplan.program.graph import Nesting
 from rematplan.records import Frontier, FrontierPoint, Row
 from rematplan.report.run import versions
@@ -28,7 +29,9 @@ POINTS = 10
 # Of a frontier's points between its ends.
 COMPILED_BETWEEN = 2
 SMALLEST_GROWTH = 1.01
-_SEARCHES: weakref.WeakKeyDictionary[Workload, dict[tuple[str, OwnRegions], Search]] = weakref.WeakKeyDictionary()
+_SEARCHES: weakref.WeakKeyDictionary[Workload, dict[tuple[str, OwnRegions, Offload], Search]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def plan(
@@ -38,6 +41,7 @@ def plan(
     target: str | Target,
     finalists: int = FINALISTS,
     own_regions: OwnRegions | str = OwnRegions.KEEP,
+    offload: Offload | str = Offload.NEVER,
     progress: Progress | None = None,
 ) -> Plan:
     """The cheapest checkpointing found that fits the budget, as the target's compiler measures it.
@@ -50,6 +54,8 @@ def plan(
         with one, the first that fits is taken, which takes half the time and may miss a few percent.
       own_regions: "keep" the checkpoint regions that the model brings along (`nnx.remat`, `jax.checkpoint`) as they are,
         or "replace" them: what is inside is planned like everything else.
+      offload: "host" lets loops keep saved values in the host's memory, which is not part of the budget. What the copies
+        take is predicted from the link's rate (`chips.toml`; for TPUs an assumption), as if nothing else used it.
       progress: called with a sentence whenever something long begins.
 
     Raises:
@@ -58,7 +64,7 @@ def plan(
     """
     chosen = resolve(target) if isinstance(target, str) else target
     limit = budget_bytes(budget, target=chosen)
-    search = _search(work, chosen, own_regions, progress)
+    search = _search(work, chosen, own_regions, offload, progress)
     return _as_plan(search, search.plan(limit, finalists=finalists))
 
 
@@ -68,6 +74,7 @@ def frontier(
     target: str | Target,
     points: int = POINTS,
     own_regions: OwnRegions | str = OwnRegions.KEEP,
+    offload: Offload | str = Offload.NEVER,
     progress: Progress | None = None,
 ) -> Frontier:
     """Plans from the smallest feasible budget to the fastest found; every point is faster than all that need less.
@@ -76,10 +83,10 @@ def frontier(
 
     Args:
       points: how many budgets are tried, in equal ratios; at least 2.
-      own_regions: as in `plan`.
+      own_regions, offload: as in `plan`.
     """
     chosen = resolve(target) if isinstance(target, str) else target
-    search = _search(work, chosen, own_regions, progress)
+    search = _search(work, chosen, own_regions, offload, progress)
     fastest = search.plan(None, finalists=1)
     found = [fastest, _smallest(search)]
     low, high = (f.best.measurement.required_bytes for f in reversed(found))
@@ -112,18 +119,32 @@ def _smallest(search: Search) -> Found:
             budget = max(int(budget * SMALLEST_GROWTH), error.minimum_bytes)
 
 
-def _search(work: Workload, target: Target, own_regions: OwnRegions | str, progress: Progress | None) -> Search:
-    try:
-        own = OwnRegions(own_regions)
-    except ValueError:
-        raise InputError(f"own_regions is 'keep' or 'replace', not {own_regions!r}") from None
+def _search(
+    work: Workload,
+    target: Target,
+    own_regions: OwnRegions | str,
+    offload: Offload | str,
+    progress: Progress | None,
+) -> Search:
+    own, away = _choice(OwnRegions, own_regions, "own_regions"), _choice(Offload, offload, "offload")
     say = progress or (lambda _message: None)
     known = _SEARCHES.setdefault(work, {})
-    key = target.name, own
+    key = target.name, own, away
     if key not in known:
-        known[key] = Search(work, target, progress=say, own_regions=own)
+        known[key] = Search(work, target, progress=say, own_regions=own, offload=away)
     known[key].problem.say = say
     return known[key]
+
+
+C = TypeVar("C", bound=Enum)
+
+
+def _choice(kind: type[C], value: C | str, name: str) -> C:
+    try:
+        return kind(value)
+    except ValueError:
+        known = " or ".join(repr(each.value) for each in kind)
+        raise InputError(f"{name} is {known}, not {value!r}") from None
 
 
 def _seconds(found: Found) -> float:

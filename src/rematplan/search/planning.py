@@ -14,7 +14,7 @@ from typing import Any
 
 from rematplan._jax_private import new_remat
 from rematplan.errors import InfeasibleBudget
-from rematplan.program.configuration import OwnRegions
+from rematplan.program.configuration import Offload, OwnRegions
 from rematplan.search.candidates import (
     ONE_BLOCK,
     ONE_REGION,
@@ -95,9 +95,16 @@ class Search:
     """Finds plans for one workload on one target."""
 
     def __init__(
-        self, work: Workload, target: Target, *, progress: Progress, own_regions: OwnRegions = OwnRegions.KEEP
+        self,
+        work: Workload,
+        target: Target,
+        *,
+        progress: Progress,
+        own_regions: OwnRegions = OwnRegions.KEEP,
+        offload: Offload = Offload.NEVER,
     ):
         self.started = time.monotonic()
+        self._offload = offload
         self.problem = Problem(work, target, progress=progress, own_regions=own_regions)
         self.target = target
         self.prices = Prices(target)
@@ -134,7 +141,9 @@ class Search:
         loops = in_loops(self.problem, most_levels=LEVELS)
         self._probe(loops)
         if not new_remat():
-            self._probe([*in_chunks(self.problem, loops), *offloaded(self.problem, loops)])
+            self._probe(in_chunks(self.problem, loops))
+            if self._offload is Offload.HOST:
+                self._probe(offloaded(self.problem, loops))
         self._probe([c for name, levels in self._over_chain.items() if name == ONE_BLOCK for c in levels])
         self._probe([levels[0] for levels in self._over_chain.values()])
         self._probe(products_in_one_region(self.problem))
