@@ -44,6 +44,7 @@ _ENVIRONMENT = {
 # for a description of the absent ones.
 _OF_REAL_DEVICES = ("TPU_", "CLOUD_TPU_", "MEGASCALE_")
 _KEPT = ("TPU_LIBRARY_PATH",)
+SCRATCH = "REMATPLAN_SCRATCH"  # names a folder that a child may use, and that its parent removes
 # what the user may set to change how programs compile; read by the children and part of the cache key
 USER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
@@ -60,13 +61,15 @@ class Child:
     """One compile child. Not thread-safe: whoever holds it sends one request at a time."""
 
     def __init__(self, kind: Kind):
-        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # lives as long as the child
+        # both live as long as the child
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self._scratch = tempfile.TemporaryDirectory(prefix="rematplan-child-")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "rematplan.target.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env=child_environment(kind),
+            env={**child_environment(kind), SCRATCH: self._scratch.name},
         )
 
     @property
@@ -111,6 +114,7 @@ class Child:
             with contextlib.suppress(OSError, ValueError):  # bytes that can no longer be delivered
                 pipe.close()
         self._errors.close()
+        self._scratch.cleanup()
 
     def _cause_of_death(self) -> str:
         code = self._process.wait()
