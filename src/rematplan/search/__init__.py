@@ -25,7 +25,7 @@ __all__ = ["frontier", "plan"]
 
 Progress = Callable[[str], None]
 
-POINTS = 10
+POINTS = 12
 # Of a frontier's points between its ends.
 COMPILED_BETWEEN = 2
 SMALLEST_GROWTH = 1.01
