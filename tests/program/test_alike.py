@@ -129,9 +129,7 @@ def test_what_is_saved_must_correspond() -> None:
     first, second = configuration.regions
     tanh = [op.outputs[0] for op in traced.graph.operations if op.primitive == "tanh"]
     for saved, expected in (((), ()), True), ((tanh[:1], tanh[1:]), True), ((tanh[:1], ()), False):
-        regions = tuple(
-            Region(r.start, r.stop, frozenset(s)) for r, s in zip((first, second), saved, strict=True)
-        )
+        regions = tuple(Region(r.start, r.stop, frozenset(s)) for r, s in zip((first, second), saved, strict=True))
         found = shared(traced, Configuration(regions))
         assert (found[regions[1]].original is regions[0]) == expected
 
