@@ -13,7 +13,7 @@ import rematplan as rp
 from rematplan._plan import Plan, describe
 from rematplan.errors import InfeasibleBudget
 from rematplan.search.candidates import in_loops
-from rematplan.search.loops import in_chunks, mixtures, offloaded
+from rematplan.search.loops import fastest_mixture, in_chunks, mixtures, offloaded
 from rematplan.search.mixing import Priced
 from rematplan.search.problem import Figures, Problem
 from rematplan.target.target import resolve
@@ -67,6 +67,9 @@ def test_a_mixture_lands_on_the_budget(work: rp.Workload, problem: Problem) -> N
     assert loop.parts[1].body == levels[-1].configuration.loops[0][1].parts[0].body
     checked = rp.verify(work, plan=as_plan(problem, mix.candidate.configuration))
     assert checked.passed, checked.differences
+    assert fastest_mixture(problem, [small, large], budget_bytes=255) == pytest.approx(2.0 - 155 / 300)
+    assert fastest_mixture(problem, [small, large], budget_bytes=400) == 1.0
+    assert fastest_mixture(problem, [small, large], budget_bytes=99) is None
     assert mixtures(problem, [small, large], budget_bytes=110, count=3) == []  # not one iteration fits
     assert mixtures(problem, [small, large], budget_bytes=500, count=3) == []  # the larger fits as it is
 

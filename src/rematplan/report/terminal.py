@@ -136,9 +136,9 @@ def _plan_figures(record: Record) -> list[RenderableType]:
         )
     bound = record["bound"]
     if bound.get("seconds") is not None:
-        parts.append(
-            Text(f"Bound: {format_seconds(bound['seconds'])}{': ' + bound['basis'] if bound.get('basis') else ''}.")
-        )
+        gap = f", {bound['gap']:.1%} below this plan" if bound.get("gap") is not None else ""
+        basis = f": {bound['basis']}" if bound.get("basis") else ""
+        parts.append(Text(f"Bound: {format_seconds(bound['seconds'])}{gap}{basis}."))
     parts.append(Text(what_was_won(measured, record["baselines"], budget_bytes=budget), style="bold"))
     return [*parts, Text()]
 

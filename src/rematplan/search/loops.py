@@ -97,6 +97,21 @@ def mixtures(problem: Problem, priced: Sequence[Priced], *, budget_bytes: int, c
     return sorted(found, key=lambda m: m.predicted_seconds)[:count]
 
 
+def fastest_mixture(problem: Problem, priced: Sequence[Priced], *, budget_bytes: int) -> float | None:
+    """Seconds that no mixture under the budget is faster than: iterations need not be whole. None if nothing fits."""
+    alike = [p.figures for p in priced if _treats_iterations_alike(problem, p.candidate.configuration)]
+    fitting = [f for f in alike if f.required_bytes <= budget_bytes]
+    over = [f for f in alike if f.required_bytes > budget_bytes]
+    if not fitting:
+        return None
+    between = (
+        a.seconds + (budget_bytes - a.required_bytes) / (b.required_bytes - a.required_bytes) * (b.seconds - a.seconds)
+        for a in fitting
+        for b in over
+    )
+    return min([*(f.seconds for f in fitting), *between])
+
+
 def _mixture(problem: Problem, small: Priced, large: Priced, budget_bytes: int) -> LoopMix | None:
     """As many iterations as fit keep what `large` keeps. They come last: what is kept late is freed early."""
     room = budget_bytes - small.figures.required_bytes

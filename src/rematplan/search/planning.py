@@ -26,7 +26,7 @@ from rematplan.search.candidates import (
     products_in_one_region,
     trimmed,
 )
-from rematplan.search.loops import in_chunks, mixtures, offloaded
+from rematplan.search.loops import fastest_mixture, in_chunks, mixtures, offloaded
 from rematplan.search.mixing import Priced, mixes
 from rematplan.search.nesting import NESTED, nested
 from rematplan.search.prices import Prices
@@ -80,7 +80,7 @@ class Found:
     Attributes:
       best: the plan.
       others: what else was compiled for this budget.
-      bound_seconds: least seconds by the chain's prices under this budget; None without a chain.
+      bound_seconds: no plan of the families that were searched is faster under this budget, by the prices of the search.
       search: what it took: seconds, probes, compiles.
     """
 
@@ -265,10 +265,9 @@ class Search:
         most = limit if limit is not None else 1 << 62
         margin = _margins(tried, most)
         rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in priced]
-        bound = self._mix(plain, priced, most)
-        self._split_loops(most)
+        # the least of each family of plans, by the same prices
+        least = [self._mix(plain, priced, most), self._split_loops(most), self._nest(plain, most)]
         self._trim(most, tried)
-        self._nest(plain, most)
         rows += [
             (p.candidate, p.figures.seconds, _predicted(p.figures))
             for p in self.measured.values()
@@ -280,6 +279,8 @@ class Search:
         fitting += [r for r in rows if most < need(r) <= JUST_ABOVE * most and r[1] < WORTH_A_TRY * quickest < math.inf]
         if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):
             fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
+        least += [r[1] for r in rows if r[2]["required_bytes"] <= most]
+        bound = min((seconds for seconds in least if seconds is not None), default=None)
         return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), bound
 
     def _trim(self, budget: int, tried: dict[Any, Compiled]) -> None:
@@ -316,8 +317,13 @@ class Search:
             room = min(room, budget) - max(min(over), 1)
         return bound
 
-    def _split_loops(self, budget: int) -> None:
-        """Probes loops of which as many iterations as fit keep more; where they need more than predicted, with fewer."""
+    def _split_loops(self, budget: int) -> float | None:
+        """Probes loops of which as many iterations as fit keep more; where they need more than predicted, with fewer.
+
+        Returns:
+          Seconds that no mixture is faster than; None without loops.
+        """
+        bound = fastest_mixture(self.problem, list(self.measured.values()), budget_bytes=budget)
         room = budget
         for _ in range(MIX_ROUNDS):
             found = mixtures(self.problem, list(self.measured.values()), budget_bytes=room, count=MIXES)
@@ -327,21 +333,27 @@ class Search:
             if not over or min(over) <= 0:
                 break
             room -= min(over)
+        return bound
 
-    def _nest(self, plain: Figures, budget: int | None) -> None:
+    def _nest(self, plain: Figures, budget: int | None) -> float | None:
         """Probes regions inside regions where one level does not fit the budget, or only takes longer.
 
         Args:
           budget: None for the smallest need that nesting reaches.
+
+        Returns:
+          Seconds of the fastest nest under the budget; None if none fits.
         """
         if new_remat():
-            return
-        room = budget
+            return None
+        room, bound = budget, None
         for _ in range(NEST_ROUNDS):
             priced = list(self.measured.values())
             flat = [p for p in priced if p.candidate.grouping != NESTED]
             known = [p for p in flat if budget is not None and p.figures.required_bytes <= budget]
             found = nested(self.problem, plain, priced, budget_bytes=room)
+            if found is not None and bound is None:
+                bound = found.predicted_seconds
             if found is None or found.candidate.configuration in self.measured:
                 break
             if known and found.predicted_seconds > WORTH_NESTING * min(p.figures.seconds for p in known):
@@ -352,6 +364,7 @@ class Search:
             if budget is None or room is None:
                 break
             room += budget - needs  # what was predicted too high or too low
+        return bound
 
     def _compile(self, chosen: tuple[Candidate, float, dict[str, Any]], limit: int | None) -> Compiled:
         candidate, _, predicted = chosen

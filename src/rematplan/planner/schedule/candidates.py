@@ -66,17 +66,25 @@ def nearby(
 ) -> Candidates:
     """Steps right before the first computation that reads them, and the steps that those need in turn.
 
-    A value is worth a step only if it could be dropped meanwhile where the graph's own order exceeds the budget.
-
     Args:
       depth: 1 computes again only what the stage's own node reads, 2 also what those steps read, and so on.
       order: a known schedule, whose steps are added.
     """
+    near = nearby_stages(graph, budget_bytes=budget_bytes, depth=depth, cost_limit=cost_limit)
+    return in_stages([again | known for again, known in zip(near, stages_of(graph, order), strict=True)])
+
+
+def nearby_stages(graph: ScheduleGraph, *, budget_bytes: int, depth: int, cost_limit: float) -> list[set[int]]:
+    """By stage, the nodes of `nearby`.
+
+    A value is worth a step only if it could be dropped meanwhile where the graph's own order exceeds the budget.
+    """
     exceeds = np.asarray(replay(graph, range(len(graph))).step_bytes) > budget_bytes
     exceeding_before = [0, *np.cumsum(exceeds).tolist()]
-    stages = stages_of(graph, order)
     cheap = set(graph.repeatable(cost_limit))
-    for stage, again in enumerate(stages):
+    stages: list[set[int]] = []
+    for stage in range(len(graph) + 1):
+        again: set[int] = set()
         reads = set(graph.reads[stage] if stage < len(graph) else graph.outputs)
         for _ in range(depth):
             reached: set[int] = set()
@@ -90,7 +98,8 @@ def nearby(
             reached -= again
             again |= reached
             reads = {value for node in reached for value in graph.reads[node]}
-    return in_stages(stages)
+        stages.append(again)
+    return stages
 
 
 def stages_of(graph: ScheduleGraph, order: Sequence[int]) -> list[set[int]]:
@@ -103,6 +112,14 @@ def stages_of(graph: ScheduleGraph, order: Sequence[int]) -> list[set[int]]:
         else:
             stages[stage].add(node)
     return stages
+
+
+def checkpoints_of(graph: ScheduleGraph, *, budget_bytes: int, count: int) -> list[int]:
+    """Nodes that split the bytes by which the graph's own order exceeds a budget into parts of equal size."""
+    own = np.asarray(replay(graph, range(len(graph))).step_bytes, dtype=np.float64)
+    excess = np.cumsum(np.maximum(own - budget_bytes, 0.0))
+    shares = (np.arange(count) + 0.5) / count
+    return np.unique(np.searchsorted(excess, shares * excess[-1])).tolist()
 
 
 def between_checkpoints(graph: ScheduleGraph, checkpoints: Sequence[int], *, cost_limit: float) -> Candidates:

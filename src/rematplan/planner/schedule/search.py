@@ -5,9 +5,10 @@ Comes in: a graph and a budget. Goes out: a `Schedule`, replayed by the referee.
 The rungs, each starting from the best schedule of those before, whose cost excludes most steps of the next:
 
 1. the graph's own order, then dropping values by rule (`eviction.py`);
-2. selections from steps near the reads that need them (`nearby`), deeper and deeper;
+2. selections from steps near the reads that need them (`nearby`);
 3. where the graph is small enough, selection from every step: its end is the proof of optimality;
-4. else a lower bound from a relaxation that counts bytes at a few checkpoints only.
+4. else selections that look deeper, window by window (`windows.py`), and a lower bound from a relaxation that counts
+   bytes at a few checkpoints only.
 """
 
 from __future__ import annotations
@@ -18,23 +19,23 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-import numpy as np
-
-from rematplan.planner.schedule.candidates import Candidates, between_checkpoints, everything, nearby
+from rematplan.planner.schedule.candidates import Candidates, between_checkpoints, checkpoints_of, everything, nearby
 from rematplan.planner.schedule.eviction import COST_WEIGHTS, evicting, without_unread
 from rematplan.planner.schedule.graph import ScheduleGraph, parse
 from rematplan.planner.schedule.infeasible import infeasible
 from rematplan.planner.schedule.minimise import Deadline, Outcome, minimise
 from rematplan.planner.schedule.referee import replay
 from rematplan.planner.schedule.selection import formulate
+from rematplan.planner.schedule.windows import Windows
 
 # Optional steps up to which selecting from every step is tried: its linear program then takes seconds.
-EVERY_STEP_LIMIT = 60_000
+EVERY_STEP_LIMIT = 70_000
+# How deep nearby selections look: on small graphs before every step is tried, on large ones until one is found.
 NEARBY_DEPTHS = (1, 2, 3)
 # Checkpoints of the bound of a large graph: few are solved fast, many bound better.
-CHECKPOINTS = (2, 4, 8, 16, 32)
-# Part of the time kept for the bound of a large graph.
-BOUND_PART = 0.3
+CHECKPOINTS = (4, 8, 16, 32, 64)
+# Parts of the time on a large graph: kept for the bound, and the most for one window.
+BOUND_PART, WINDOW_PART = 0.3, 0.1
 # Costs this close, relative to one computation of every node, are equal.
 COST_ROUNDING = 1e-9
 
@@ -73,14 +74,17 @@ class Schedule:
         return self.status is Status.OPTIMAL
 
 
-def solve(graph: ScheduleGraph | Mapping[str, Any], *, budget_bytes: int, time_limit_seconds: float = 60.0) -> Schedule:
+def solve(
+    graph: ScheduleGraph | Mapping[str, Any], *, budget_bytes: int, time_limit_seconds: float = 60.0, seed: int = 0
+) -> Schedule:
     """The cheapest schedule found whose live bytes never exceed the budget.
 
-    The result is the same on every run that ends before its time limit.
+    The result is the same on every run with the same seed whose searches end before they meet the time limit.
 
     Args:
       graph: or parsed JSON, as `graph.parse` takes it.
       time_limit_seconds: the search ends about then with the best it has.
+      seed: of what is drawn at random on large graphs.
 
     Raises:
       InputError: the graph is not one.
@@ -88,7 +92,7 @@ def solve(graph: ScheduleGraph | Mapping[str, Any], *, budget_bytes: int, time_l
         budget is proven too small.
     """
     problem = graph if isinstance(graph, ScheduleGraph) else parse(graph)
-    climb = _Climb(problem, budget_bytes, time_limit_seconds)
+    climb = _Climb(problem, budget_bytes, time_limit_seconds, seed)
     climb.run()
     if climb.best is None:
         raise infeasible(problem, budget_bytes, proven=climb.impossible)
@@ -107,8 +111,9 @@ def solve(graph: ScheduleGraph | Mapping[str, Any], *, budget_bytes: int, time_l
 class _Climb:
     """The rungs, with the best schedule and bound so far."""
 
-    def __init__(self, graph: ScheduleGraph, budget_bytes: int, seconds: float) -> None:
+    def __init__(self, graph: ScheduleGraph, budget_bytes: int, seconds: float, seed: int) -> None:
         self._graph = graph
+        self._seed = seed
         self._budget_bytes = budget_bytes
         self._seconds = seconds
         self._deadline = Deadline(seconds)
@@ -134,28 +139,45 @@ class _Climb:
             order = evicting(graph, budget_bytes=budget, cost_weight=weight)
             if order is not None:
                 self._offer(order)
-        small = self._every_step_count() <= EVERY_STEP_LIMIT
-        keep = 0.0 if small else BOUND_PART * self._seconds
         for depth in NEARBY_DEPTHS:
-            if self.proven or self._deadline.left <= keep:
+            if self.proven or (self.best is not None and not self._small and depth > 1):
                 break
             near = nearby(graph, budget_bytes=budget, depth=depth, cost_limit=self._cost_limit, order=self.best or ())
-            self._select(near, self._deadline.left - keep)
-        if not self.proven and self._every_step_count() <= EVERY_STEP_LIMIT:
-            outcome = self._select(everything(graph, cost_limit=self._cost_limit), self._deadline.left)
+            self._select(near, self._left())
+        if not self._small:
+            self._look_through_windows()
+        if not self.proven and self._small:
+            outcome = self._select(everything(graph, cost_limit=self._cost_limit), self._left())
             self._bounded(outcome)
             self.impossible = outcome.finished and self.best is None
         elif not self.proven:
             self._bound_by_checkpoints()
+
+    def _left(self) -> float:
+        """Seconds for the search of schedules."""
+        return self._deadline.left - (0.0 if self._small else BOUND_PART * self._seconds)
+
+    def _look_through_windows(self) -> None:
+        windows = Windows(self._graph, budget_bytes=self._budget_bytes, seed=self._seed)
+        while self.best is not None and not self.proven and self._left() > 0.0:
+            candidates = windows.next(self.best, cost_limit=self._cost_limit)
+            if candidates is None:
+                return
+            before = self._cost
+            self._select(candidates, min(self._left(), WINDOW_PART * self._seconds))
+            if self._cost < before:
+                windows.changed()
 
     @property
     def _cost_limit(self) -> float:
         """No repeated step of a better schedule costs more."""
         return self._cost - self._graph.total_cost
 
-    def _every_step_count(self) -> int:
+    @property
+    def _small(self) -> bool:
+        """Whether selecting from every step is worth a try."""
         stages = len(self._graph) + bool(self._graph.outputs)
-        return sum(stages - 1 - node for node in self._graph.repeatable(self._cost_limit))
+        return sum(stages - 1 - node for node in self._graph.repeatable(self._cost_limit)) <= EVERY_STEP_LIMIT
 
     def _offer(self, order: Sequence[int]) -> None:
         tidy = without_unread(self._graph, order)
@@ -181,12 +203,9 @@ class _Climb:
         self.bound = max(self.bound, min(outcome.lower_bound, self._cost))
 
     def _bound_by_checkpoints(self) -> None:
-        own = np.asarray(replay(self._graph, range(len(self._graph))).step_bytes)
-        exceeding = np.nonzero(own > self._budget_bytes)[0]
         for count in CHECKPOINTS:
             if self.proven or self._deadline.left <= 0.0:
                 return
-            spread = np.linspace(0, len(exceeding) - 1, min(count, len(exceeding)))
-            checkpoints = exceeding[np.unique(spread.astype(int))].tolist()
+            checkpoints = checkpoints_of(self._graph, budget_bytes=self._budget_bytes, count=count)
             relaxed = between_checkpoints(self._graph, checkpoints, cost_limit=self._cost_limit)
             self._bounded(self._select(relaxed, self._deadline.left))
