@@ -27,7 +27,7 @@ from rematplan.search.candidates import (
     trimmed,
 )
 from rematplan.search.loops import fastest_mixture, in_chunks, mixtures, offloaded
-from rematplan.search.mixing import Priced, mixes
+from rematplan.search.mixing import Mix, Priced, mixes
 from rematplan.search.nesting import NESTED, nested
 from rematplan.search.prices import Prices
 from rematplan.search.problem import Figures, Problem, Progress
@@ -163,6 +163,8 @@ class Search:
 
     def _seconds(self, priced: Priced) -> float:
         """Seconds by the newest prices: every full compile teaches some."""
+        if not priced.figures.measurements:
+            return priced.figures.seconds
         return sum(w * self.prices.seconds(m) for w, m in priced.figures.measurements)
 
     def _repriced(self) -> list[Priced]:
@@ -229,7 +231,8 @@ class Search:
         tried = self._compiled_before(budget)
         ranked, bound = self._ranked(budget, tried)
         best = _best(tried)
-        expected = [r for r in ranked if r[2]["required_bytes"] <= budget]
+        probed = [r for r in ranked if self.measured[r[0].configuration].figures.measurements]
+        expected = [r for r in probed if r[2]["required_bytes"] <= budget]
         if expected and (best is None or expected[0][1] < _time(best.measurement)):
             candidate, seconds, predicted = expected[0]
             figures = replace(self.measured[candidate.configuration].figures, seconds=seconds)
@@ -309,6 +312,10 @@ class Search:
             if not mixed:
                 break
             bound = bound if bound is not None else min(m.bound_seconds for m in mixed)
+            if self.problem.repeated is not None:
+                # a mixture does not repeat: its probe would cost in proportion to depth, and peaks of chains add up
+                self._predict(mixed)
+                break
             self._probe([m.candidate for m in mixed])
             probed = [(m, self.measured.get(m.candidate.configuration)) for m in mixed]
             over = [p.figures.required_bytes - m.predicted_bytes for m, p in probed if p is not None]
@@ -316,6 +323,16 @@ class Search:
                 break
             room = min(room, budget) - max(min(over), 1)
         return bound
+
+    def _predict(self, mixed: Sequence[Mix]) -> None:
+        """Takes the chain's word for mixtures."""
+        for m in mixed:
+            known = self.measured.get(m.candidate.configuration)
+            if known is None or not known.figures.measurements:
+                figures = Figures(
+                    m.predicted_bytes, m.predicted_bytes, m.predicted_seconds, folded=True, measurements=()
+                )
+                self.measured[m.candidate.configuration] = Priced(m.candidate, figures)
 
     def _split_loops(self, budget: int) -> float | None:
         """Probes loops of which as many iterations as fit keep more; where they need more than predicted, with fewer.
@@ -378,7 +395,8 @@ class Search:
     def _infeasible(self, limit: int | None, tried: dict[Any, Compiled]) -> InfeasibleBudget:
         """The smallest need among everything measured, and what it consists of."""
         self.smallest_bytes()
-        rows = [(p.figures.required_bytes, p.candidate, p.figures.measurements[-1][1]) for p in self.measured.values()]
+        probed = [p for p in self.measured.values() if p.figures.measurements]
+        rows = [(p.figures.required_bytes, p.candidate, p.figures.measurements[-1][1]) for p in probed]
         smallest, candidate, m = min(rows, key=lambda r: r[0])
         compiled = [c.measurement for c in tried.values() if c.candidate.configuration == candidate.configuration]
         if compiled:
@@ -410,7 +428,7 @@ class Search:
         """The least that any candidate needs, regions inside regions included."""
         if self.plain is not None:
             self._nest(self.plain, None)
-        return min(p.figures.required_bytes for p in self.measured.values())
+        return min(p.figures.required_bytes for p in self.measured.values() if p.figures.measurements)
 
 
 def _margins(tried: dict[Any, Compiled], budget: int) -> dict[str, int]:
@@ -449,5 +467,11 @@ def _predicted(figures: Figures) -> dict[str, Any]:
         "required_bytes": figures.required_bytes,
         "peak_bytes": figures.peak_bytes,
         "seconds": figures.seconds,
-        "source": "predicted from programs with repeated blocks cut out" if figures.folded else "probed",
+        "source": _source(figures),
     }
+
+
+def _source(figures: Figures) -> str:
+    if not figures.measurements:
+        return "predicted from the choices that it mixes"
+    return "predicted from programs with repeated blocks cut out" if figures.folded else "probed"
