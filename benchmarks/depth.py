@@ -35,8 +35,7 @@ def planned(blocks: int, *, confirm: bool) -> tuple[str, ...]:
     work = workloads.gpt(blocks=blocks)
     begun = time.monotonic()
     search = Search(work, resolve(TARGET), progress=lambda _: None)
-    assert search.plain is not None
-    budget = int(BUDGET_SHARE * search.plain.required_bytes)
+    budget = int(BUDGET_SHARE * search.probes.plain.required_bytes)
     search.estimate(budget)
     problem = search.problem
     apart = problem.tracing_seconds + problem.lowering_seconds

@@ -53,9 +53,9 @@ DOMINANCE = ("mlp", "gpt", "vit", "resnet", "unet")
 # A full compile of these at their own sizes takes a TPU compiler three to five minutes of CPU, and this table takes some
 # twenty of them: fewer blocks of the same sizes.
 TPU_SIZES: dict[str, dict[str, Any]] = {
-    "vit": {"blocks": 4},
+    "vit": {"blocks": 3},
     "resnet": {"blocks": (1, 1, 1, 1)},
-    "unet": {"blocks": 1},
+    "unet": {"blocks": 1, "levels": 2},
 }
 
 

@@ -111,7 +111,7 @@ def frontier(
 
 def _smallest(search: Search) -> Found:
     """The plan of the smallest budget; what is predicted to be the smallest may be a little less."""
-    budget = search.smallest_bytes()
+    budget = search.probes.smallest_bytes()
     while True:
         try:
             return search.plan(budget, finalists=1)
@@ -199,7 +199,7 @@ def _without_timeline(figures: dict[str, Any]) -> dict[str, Any]:
 
 def _rows(search: Search) -> tuple[Row, ...]:
     rows = []
-    for candidate, figures in search.hand_written_rows():
+    for candidate, figures in search.probes.hand_written_rows():
         note = "extrapolated from programs with repeated blocks cut out" if figures.folded else ""
         rows.append(Row(candidate.name, figures.as_measurement(), note))
     return tuple(rows)

@@ -8,28 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rematplan._jax_private import new_remat
 from rematplan.errors import InfeasibleBudget
 from rematplan.program.configuration import Offload, OwnRegions
 from rematplan.search.candidates import (
-    ONE_BLOCK,
-    ONE_REGION,
-    TRIMMED,
     Candidate,
-    hand_written,
-    in_loops,
-    over_chain,
-    products_in_one_region,
-    trimmed,
 )
-from rematplan.search.loops import fastest_mixture, in_chunks, mixtures, offloaded
-from rematplan.search.mixing import Mix, Priced, mixes
-from rematplan.search.nesting import NESTED, nested
 from rematplan.search.prices import Prices
+from rematplan.search.probing import Probes
 from rematplan.search.problem import Figures, Problem, Progress
 from rematplan.target.compiler import Method, Options
 from rematplan.target.measurement import Measurement
@@ -37,20 +25,8 @@ from rematplan.target.target import Target
 from rematplan.units import format_bytes, format_bytes_up
 from rematplan.workload import Workload
 
-# Probes cost in proportion to the program; a compile costs a fixed time and more. So many operations may be probed in
-# all, between so many probes.
-PROBED_OPERATIONS = 20_000
-PROBES = (22, 60)
-PROBES_PER_BUDGET = 8  # even when the others are spent
-LEVELS = 7
-# Mixtures that are compiled beside uniform candidates, at most.
-MIXES = 2
-MIX_ROUNDS = 2
 # A candidate predicted to be this much faster than the best compiled one is worth a compile.
 WORTH_COMPILING = 0.995
-# Nests are predicted less well; where one level of regions fits, a nest has to promise this much.
-WORTH_NESTING = 0.97
-NEST_ROUNDS = 3
 # Seconds within this are a tie, which the smaller program wins.
 TIE = 1.002
 # Needs are predicted to within a percent, mostly too high. What is said to need so much more than the budget is compiled all
@@ -104,75 +80,11 @@ class Search:
         offload: Offload = Offload.NEVER,
     ):
         self.started = time.monotonic()
-        self._offload = offload
         self.problem = Problem(work, target, progress=progress, own_regions=own_regions)
         self.target = target
         self.prices = Prices(target)
-        self.measured: dict[Any, Priced] = {}
-        self.plain: Figures | None = None
+        self.probes = Probes(self.problem, self.prices, offload=offload)
         self.compiled: dict[tuple[Any, int | None], Compiled] = {}
-        most = PROBED_OPERATIONS // max(len(self.problem.graph.operations), 1)
-        self.probes_left = min(max(most, PROBES[0]), PROBES[1])
-        self._over_chain = over_chain(self.problem, most_levels=LEVELS)
-        self._hand_written = hand_written(self.problem)
-        self._first_wave()
-
-    # measuring cheaply
-
-    def _probe(self, candidates: Sequence[Candidate]) -> None:
-        known = {c.configuration for c in (p.candidate for p in self.measured.values())}
-        fresh: dict[Any, Candidate] = {}
-        for c in candidates:
-            if c.configuration not in known and c.configuration not in fresh:
-                fresh[c.configuration] = c
-        chosen = list(fresh.values())[: max(self.probes_left, 0)]
-        if not chosen:
-            return
-        self.probes_left -= len(chosen)
-        tasks = [(c.name, c.configuration, c.period) for c in chosen]
-        for c, figures in zip(chosen, self.problem.figures(tasks, self.prices.seconds), strict=True):
-            self.measured[c.configuration] = Priced(c, figures)
-
-    def _first_wave(self) -> None:
-        """Hand-written configurations, loop bodies, one block a region at every level, others saving nothing."""
-        self._probe([c for c in self._hand_written if not c.compiler_rematerializes])
-        plain = next(c for c in self._hand_written if c.name == "plain")
-        self.plain = self.measured[plain.configuration].figures
-        loops = in_loops(self.problem, most_levels=LEVELS)
-        self._probe(loops)
-        if not new_remat():
-            self._probe(in_chunks(self.problem, loops))
-            if self._offload is Offload.HOST:
-                self._probe(offloaded(self.problem, loops))
-        self._probe([c for name, levels in self._over_chain.items() if name == ONE_BLOCK for c in levels])
-        self._probe([levels[0] for levels in self._over_chain.values()])
-        self._probe(products_in_one_region(self.problem))
-
-    def _second_wave(self, budget: int) -> None:
-        """The other groupings, at the levels that pay at this budget with one block a region."""
-        levels = [p for p in self.measured.values() if p.candidate.grouping == ONE_BLOCK]
-        fitting = [p for p in levels if p.figures.required_bytes <= budget]
-        if fitting:
-            best = min(fitting, key=lambda p: p.figures.seconds).candidate.level
-        else:
-            best = min(levels, key=lambda p: p.figures.required_bytes).candidate.level if levels else 0
-        chosen = [c for found in self._over_chain.values() for c in found if c.level == min(best, len(found) - 1)]
-        # one region is cut to the budget (`_trim`), so what saves a little too much is wanted too
-        chosen += [c for c in self._over_chain.get(ONE_REGION, ()) if c.level == best + 1]
-        self._probe(chosen)
-
-    def _seconds(self, priced: Priced) -> float:
-        """Seconds by the newest prices: every full compile teaches some."""
-        if not priced.figures.measurements:
-            return priced.figures.seconds
-        return sum(w * self.prices.seconds(m) for w, m in priced.figures.measurements)
-
-    def _repriced(self) -> list[Priced]:
-        found = [replace(p, figures=replace(p.figures, seconds=self._seconds(p))) for p in self.measured.values()]
-        self.measured = {p.candidate.configuration: p for p in found}
-        return found
-
-    # one budget
 
     def plan(self, budget: int | None, *, finalists: int = FINALISTS) -> Found:
         """The cheapest plan found that fits; without a budget, the fastest.
@@ -185,8 +97,7 @@ class Search:
         """
         limit = budget if budget is not None else self.target.memory_bytes
         begun = (time.monotonic(), self.problem.probes, self.problem.compiles)
-        self.probes_left = max(self.probes_left, PROBES_PER_BUDGET + MIXES * MIX_ROUNDS)
-        self._second_wave(limit if limit is not None else 1 << 62)
+        self.probes.begin(limit if limit is not None else 1 << 62)
         tried = self._compiled_before(limit)
         bound: float | None = None
         fitting = 0
@@ -226,16 +137,15 @@ class Search:
         Raises:
           InfeasibleBudget: nothing is expected to fit.
         """
-        self.probes_left = max(self.probes_left, PROBES_PER_BUDGET + MIXES * MIX_ROUNDS)
-        self._second_wave(budget)
+        self.probes.begin(budget)
         tried = self._compiled_before(budget)
         ranked, bound = self._ranked(budget, tried)
         best = _best(tried)
-        probed = [r for r in ranked if self.measured[r[0].configuration].figures.measurements]
+        probed = [r for r in ranked if self.probes.measured[r[0].configuration].figures.measurements]
         expected = [r for r in probed if r[2]["required_bytes"] <= budget]
         if expected and (best is None or expected[0][1] < _time(best.measurement)):
             candidate, seconds, predicted = expected[0]
-            figures = replace(self.measured[candidate.configuration].figures, seconds=seconds)
+            figures = replace(self.probes.measured[candidate.configuration].figures, seconds=seconds)
             best = Compiled(candidate, predicted, _with_fit(figures.as_measurement(), budget))
         if best is None:
             raise self._infeasible(budget, tried)
@@ -263,19 +173,12 @@ class Search:
 
         Where nothing is predicted to fit and nothing that was compiled does, the nearest misses are given.
         """
-        priced = self._repriced()
-        plain = next(p.figures for p in priced if p.candidate.name == "plain")
         most = limit if limit is not None else 1 << 62
         margin = _margins(tried, most)
-        rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in priced]
-        # the least of each family of plans, by the same prices
-        least = [self._mix(plain, priced, most), self._split_loops(most), self._nest(plain, most)]
-        self._trim(most, tried)
-        rows += [
-            (p.candidate, p.figures.seconds, _predicted(p.figures))
-            for p in self.measured.values()
-            if all(p.candidate is not c for c, _, _ in rows)
-        ]
+        unfit = {k: c.measurement for k, c in tried.items() if c.measurement.fits_limit is False}
+        least = self.probes.make(most, {k: max(m.required_bytes, most + 1) for k, m in unfit.items()})
+        measured = self.probes.measured.values()
+        rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in measured]
         need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)  # noqa: E731
         fitting = [r for r in rows if need(r) <= most]
         quickest = min((r[1] for r in fitting), default=math.inf)
@@ -283,105 +186,7 @@ class Search:
         if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):
             fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
         least += [r[1] for r in rows if r[2]["required_bytes"] <= most]
-        bound = min((seconds for seconds in least if seconds is not None), default=None)
-        return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), bound
-
-    def _trim(self, budget: int, tried: dict[Any, Compiled]) -> None:
-        """Probes single regions that are over the budget with less saved, so that they just fit."""
-        for p in list(self.measured.values()):
-            regions = p.candidate.configuration.regions
-            if len(regions) != 1 or not regions[0].saved or p.candidate.grouping == TRIMMED:
-                continue
-            compiled = tried.get(p.candidate.configuration)
-            needs = p.figures.required_bytes
-            if compiled is not None and compiled.measurement.fits_limit is False:
-                needs = max(compiled.measurement.required_bytes, budget + 1)
-            if needs > budget:
-                self._probe(trimmed(self.problem, p.candidate, needs - budget))
-
-    def _mix(self, plain: Figures, priced: Sequence[Priced], budget: int) -> float | None:
-        """Probes the chain's fastest mixtures; where they need more than it said, asks it again for so much less.
-
-        Returns:
-          The chain's least seconds under the budget; None if it has no selection that fits.
-        """
-        uniform = [p for p in priced if p.candidate.grouping != "mixed"]
-        room, bound = budget, None
-        for _ in range(MIX_ROUNDS):
-            mixed = mixes(self.problem, plain, uniform, budget_bytes=room, count=MIXES)
-            if not mixed:
-                break
-            bound = bound if bound is not None else min(m.bound_seconds for m in mixed)
-            if self.problem.repeated is not None:
-                # a mixture does not repeat: its probe would cost in proportion to depth, and peaks of chains add up
-                self._predict(mixed)
-                break
-            self._probe([m.candidate for m in mixed])
-            probed = [(m, self.measured.get(m.candidate.configuration)) for m in mixed]
-            over = [p.figures.required_bytes - m.predicted_bytes for m, p in probed if p is not None]
-            if not over or any(p is not None and p.figures.required_bytes <= budget for _, p in probed):
-                break
-            room = min(room, budget) - max(min(over), 1)
-        return bound
-
-    def _predict(self, mixed: Sequence[Mix]) -> None:
-        """Takes the chain's word for mixtures."""
-        for m in mixed:
-            known = self.measured.get(m.candidate.configuration)
-            if known is None or not known.figures.measurements:
-                figures = Figures(
-                    m.predicted_bytes, m.predicted_bytes, m.predicted_seconds, folded=True, measurements=()
-                )
-                self.measured[m.candidate.configuration] = Priced(m.candidate, figures)
-
-    def _split_loops(self, budget: int) -> float | None:
-        """Probes loops of which as many iterations as fit keep more; where they need more than predicted, with fewer.
-
-        Returns:
-          Seconds that no mixture is faster than; None without loops.
-        """
-        bound = fastest_mixture(self.problem, list(self.measured.values()), budget_bytes=budget)
-        room = budget
-        for _ in range(MIX_ROUNDS):
-            found = mixtures(self.problem, list(self.measured.values()), budget_bytes=room, count=MIXES)
-            self._probe([m.candidate for m in found])
-            probed = [(m, self.measured.get(m.candidate.configuration)) for m in found]
-            over = [p.figures.required_bytes - budget for _, p in probed if p is not None]
-            if not over or min(over) <= 0:
-                break
-            room -= min(over)
-        return bound
-
-    def _nest(self, plain: Figures, budget: int | None) -> float | None:
-        """Probes regions inside regions where one level does not fit the budget, or only takes longer.
-
-        Args:
-          budget: None for the smallest need that nesting reaches.
-
-        Returns:
-          Seconds of the fastest nest under the budget; None if none fits.
-        """
-        if new_remat():
-            return None
-        room, bound = budget, None
-        for _ in range(NEST_ROUNDS):
-            priced = list(self.measured.values())
-            flat = [p for p in priced if p.candidate.grouping != NESTED]
-            known = [p for p in flat if budget is not None and p.figures.required_bytes <= budget]
-            found = nested(self.problem, plain, priced, budget_bytes=room)
-            if found is not None and bound is None:
-                bound = found.predicted_seconds
-            if found is None or found.candidate.configuration in self.measured:
-                break
-            if known and found.predicted_seconds > WORTH_NESTING * min(p.figures.seconds for p in known):
-                break
-            self.probes_left = max(self.probes_left, 1)
-            self._probe([found.candidate])
-            needs = self.measured[found.candidate.configuration].figures.required_bytes
-            if budget is None or room is None:
-                break
-            room += budget - needs  # what was predicted too high or too low
-        return bound
+        return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), min(least, default=None)
 
     def _compile(self, chosen: tuple[Candidate, float, dict[str, Any]], limit: int | None) -> Compiled:
         candidate, _, predicted = chosen
@@ -394,8 +199,8 @@ class Search:
 
     def _infeasible(self, limit: int | None, tried: dict[Any, Compiled]) -> InfeasibleBudget:
         """The smallest need among everything measured, and what it consists of."""
-        self.smallest_bytes()
-        probed = [p for p in self.measured.values() if p.figures.measurements]
+        self.probes.smallest_bytes()
+        probed = [p for p in self.probes.measured.values() if p.figures.measurements]
         rows = [(p.figures.required_bytes, p.candidate, p.figures.measurements[-1][1]) for p in probed]
         smallest, candidate, m = min(rows, key=lambda r: r[0])
         compiled = [c.measurement for c in tried.values() if c.candidate.configuration == candidate.configuration]
@@ -414,21 +219,6 @@ class Search:
             "or shard."
         )
         return InfeasibleBudget(message, minimum_bytes=smallest, parts=parts)
-
-    def hand_written_rows(self) -> list[tuple[Candidate, Figures]]:
-        """Figures of every hand-written configuration, as far as measured."""
-        rows = []
-        for c in self._hand_written:
-            priced = self.measured.get(c.configuration)
-            if priced is not None and not c.compiler_rematerializes:
-                rows.append((c, replace(priced.figures, seconds=self._seconds(priced))))
-        return rows
-
-    def smallest_bytes(self) -> int:
-        """The least that any candidate needs, regions inside regions included."""
-        if self.plain is not None:
-            self._nest(self.plain, None)
-        return min(p.figures.required_bytes for p in self.measured.values() if p.figures.measurements)
 
 
 def _margins(tried: dict[Any, Compiled], budget: int) -> dict[str, int]:
