@@ -13,7 +13,7 @@ DEMO_OUT ?= rematplan-demo
 # Two workers: compile children of the tests take a core each.
 PYTEST_ARGS ?= -n 2
 
-.PHONY: demo test fast check lint types imports check-newest docs clean help
+.PHONY: demo test fast check lint types imports check-newest clean help
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -44,9 +44,6 @@ imports: $(VENV)/.dev
 check-newest: $(NEWEST)/.dev
 	$(NEWEST)/bin/pytest -m "" $(PYTEST_ARGS)
 
-docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict
-
 clean:
 	rm -rf $(VENV) $(NEWEST) build dist site $(DEMO_OUT) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -64,10 +61,6 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.created
 $(VENV)/.dev: pyproject.toml $(VENV)/.created
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
-
-$(VENV)/.docs: pyproject.toml $(VENV)/.created
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
-	@touch $@
 
 $(NEWEST)/.dev: pyproject.toml
 	$(NEWEST_PYTHON) -m venv $(NEWEST)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import numpy as np
+
 from rematplan.planner.schedule.candidates import Candidates, between_checkpoints, checkpoints_of, everything, nearby
 from rematplan.planner.schedule.eviction import COST_WEIGHTS, evicting, without_unread
 from rematplan.planner.schedule.graph import ScheduleGraph, parse
@@ -26,6 +28,7 @@ from rematplan.planner.schedule.infeasible import infeasible
 from rematplan.planner.schedule.minimise import Deadline, Outcome, minimise
 from rematplan.planner.schedule.referee import replay
 from rematplan.planner.schedule.selection import formulate
+from rematplan.planner.schedule.smallest import tried
 from rematplan.planner.schedule.windows import Windows
 
 # Optional steps up to which selecting from every step is tried: its linear program then takes seconds.
@@ -36,6 +39,8 @@ NEARBY_DEPTHS = (1, 2, 3)
 CHECKPOINTS = (4, 8, 16, 32, 64)
 # Parts of the time on a large graph: kept for the bound, and the most for one window.
 BOUND_PART, WINDOW_PART = 0.3, 0.1
+# Part of the time for tries at random where no schedule is known, and, after all, to find the smallest budget.
+TRIES_PART, SMALLEST_PART = 0.1, 0.2
 # Costs this close, relative to one computation of every node, are equal.
 COST_ROUNDING = 1e-9
 
@@ -95,7 +100,8 @@ def solve(
     climb = _Climb(problem, budget_bytes, time_limit_seconds, seed)
     climb.run()
     if climb.best is None:
-        raise infeasible(problem, budget_bytes, proven=climb.impossible)
+        late = Deadline(SMALLEST_PART * time_limit_seconds)
+        raise infeasible(problem, budget_bytes, proven=climb.impossible, deadline=late, seed=seed)
     replayed = replay(problem, climb.best)
     bound = replayed.cost if climb.proven else climb.bound
     return Schedule(
@@ -137,6 +143,12 @@ class _Climb:
             if self.proven or (self.best is not None and self._deadline.left <= 0.0):
                 return
             order = evicting(graph, budget_bytes=budget, cost_weight=weight)
+            if order is not None:
+                self._offer(order)
+        if self.best is None:
+            rng = np.random.default_rng(self._seed)
+            late = self._deadline.within(TRIES_PART * self._seconds)
+            order = tried(graph, budget_bytes=budget, rng=rng, deadline=late)
             if order is not None:
                 self._offer(order)
         for depth in NEARBY_DEPTHS:
