@@ -6,6 +6,7 @@ import functools
 import math
 from itertools import pairwise
 
+import checkpoint_schedules
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +43,16 @@ def test_a_uniform_line_takes_revolves_forward_steps(steps: int, checkpoints: in
     replayed = replay_nest(uniform(steps), nest)
     assert nest.seconds == replayed.seconds == sum(replayed.forward_runs) == expected
     assert replayed.peak_bytes <= budget
+
+
+@pytest.mark.parametrize(("steps", "checkpoints"), [(10, 3), (24, 4), (37, 5), (100, 10)])
+def test_a_uniform_line_takes_as_many_forward_steps_as_published_schedules(steps: int, checkpoints: int) -> None:
+    schedule = checkpoint_schedules.Revolve(steps, checkpoints)
+    forward = [action for action in schedule if isinstance(action, checkpoint_schedules.Forward)]
+    published = sum(min(action.n1, steps) - action.n0 for action in forward)
+    budget = TAPE + checkpoints
+    replayed = replay_nest(uniform(steps), solve(uniform(steps), budget_bytes=budget, grid=budget))
+    assert sum(replayed.forward_runs) == published
 
 
 def test_one_byte_less_than_the_minimum_fits_nothing() -> None:
