@@ -98,7 +98,7 @@ def every_nest(line: Line, start: int, stop: int) -> list[tuple[Kept | Nest, ...
     return ways(start, stop)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(stages, min_size=1, max_size=4), st.integers(1, 40))
 def test_no_nest_that_fits_is_faster(line: list[Stage], budget: int) -> None:
     replays = [replay_nest(line, Nest(0, len(line), parts, 0.0)) for parts in every_nest(line, 0, len(line))]

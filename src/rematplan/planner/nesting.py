@@ -10,7 +10,8 @@ The recursion is over stretches `[s, t)` whose input is held, with `m` bytes fre
 choice of its menu keeps, then `[s + 1, t)` follows beside that; or `[s, k)` becomes a region, runs forward and keeps
 nothing, `[k, t)` follows beside its input alone, and in the backward pass `[s, k)` is run again as a stretch of its own:
 
-    keep:    free bytes of [s + 1, t) = m - input of s + 1 - kept;   then the backward pass of s needs kept + workspace
+    keep:    free bytes of [s + 1, t) = m - input of s + 1 - kept;   then the backward pass of s needs kept + workspace,
+             and leaves its gradients
     region:  free bytes of [k, t) = m - input of k;                  then [s, k) has m less the gradients of [k, t)
 """
 
@@ -196,7 +197,8 @@ class _Table:
         kept = self._up(choice.kept_bytes)
         own = stage.forward_seconds + choice.backward_seconds
         later = int(self._gradient[stop] - self._gradient[start + 1])
-        need = max(int(self._workspace[start]), kept + self._up(choice.workspace_bytes) + later)
+        after = int(self._gradient[stop] - self._gradient[start])
+        need = max(int(self._workspace[start]), kept + self._up(choice.workspace_bytes) + later, after)
         row = np.full(self.cells + 1, np.inf)
         if start + 1 == stop:
             row[need:] = own
