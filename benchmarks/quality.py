@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -98,8 +99,19 @@ def figures(console: Console, only: str) -> None:
 def dominance(console: Console, only: str, target: str) -> None:
     """The second table."""
     table = Table(
-        "workload", "target", "configuration", "needs", "ms", "plan needs", "plan ms", "time", "error", "holds"
+        "workload",
+        "target",
+        "configuration",
+        "needs",
+        "ms",
+        "plan needs",
+        "plan ms",
+        "time",
+        "need error",
+        "time error",
+        "holds",
     )
+    ratios: list[float] = []
     for name in DOMINANCE:
         if only and name != only:
             continue
@@ -108,31 +120,37 @@ def dominance(console: Console, only: str, target: str) -> None:
         shown = " ".join((name, *(f"{k}={v}" for k, v in sizes.items())))
         rows = rp.compare(work, target=target).rows
         for row in sorted(rows, key=lambda r: r.measurement.required_bytes):
-            cells = _against(work, target, row.name, row.measurement)
+            cells, ratio = _against(work, target, row.name, row.measurement)
+            ratios += [ratio] if ratio is not None else []
             console.print(f"{shown} on {target}: " + ", ".join(cells))
             table.add_row(shown, target, *cells)
     console.print(table)
+    if ratios:
+        console.print(f"time of the plan to the configuration's: median {median(ratios):.3f}, worst {max(ratios):.3f}")
 
 
-def _against(work: rp.Workload, target: str, name: str, hand: Measurement) -> tuple[str, ...]:
+def _against(work: rp.Workload, target: str, name: str, hand: Measurement) -> tuple[tuple[str, ...], float | None]:
     shown = (name, f"{hand.required_bytes / MIB:.1f}", f"{(hand.seconds or 0) * 1e3:.3f}")
     try:
         plan = rp.plan(work, budget=hand.required_bytes, target=target)
     except InfeasibleBudget as error:
-        return (*shown, "infeasible", f"{error.minimum_bytes / MIB:.1f}", "", "", "[red]no")
+        return (*shown, "infeasible", f"{error.minimum_bytes / MIB:.1f}", "", "", "", "[red]no"), None
     planned = plan.measurement
     assert planned is not None
     ratio = (planned.seconds or 0.0) / (hand.seconds or 1.0)
     holds = planned.required_bytes <= hand.required_bytes and ratio <= TIE
     error = plan.predicted["required_bytes"] / planned.required_bytes - 1
-    return (
+    time_error = plan.predicted["seconds"] / (planned.seconds or 1.0) - 1
+    cells = (
         *shown,
         f"{planned.required_bytes / MIB:.1f}",
         f"{(planned.seconds or 0) * 1e3:.3f}",
         f"{ratio:.3f}",
         f"{error:+.1%}",
+        f"{time_error:+.1%}",
         "[green]yes" if holds else "[red]no",
     )
+    return cells, ratio
 
 
 def main() -> None:
