@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,19 +52,19 @@ CASES = (
 COLUMNS = "{:<14} {:>6} {:>9} {:>9} {:>9} {:>7} {:>8}  {:<9} {}"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="graphs to solve (default: all)")
     parser.add_argument("--graphs", type=Path, default=GRAPHS, help="where the graphs lie")
     parser.add_argument("--seconds", type=float, help="time limit for every graph")
-    arguments = parser.parse_args()
-    if not arguments.graphs.is_dir():
-        print(f"skipped: no graphs in {arguments.graphs} (give --graphs DIR)")
+    options = parser.parse_args(arguments)
+    if not options.graphs.is_dir():
+        print(f"skipped: no graphs in {options.graphs} (give --graphs DIR)")
         return
     print(COLUMNS.format("graph", "budget", "extra %", "bound %", "peak/B", "steps", "seconds", "status", "known %"))
     for case in CASES:
-        if not arguments.names or case.name in arguments.names:
-            run(case, arguments.graphs, arguments.seconds or case.seconds)
+        if not options.names or case.name in options.names:
+            run(case, options.graphs, options.seconds or case.seconds)
 
 
 def run(case: Case, graphs: Path, seconds: float) -> None:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from rematplan.errors import InfeasibleBudget, InputError
 from rematplan.planner import schedule, solve
 from rematplan.planner.chain import Chain, Choice, Span
-from rematplan.planner.schedule import ScheduleGraph, Status, parse, replay
-from rematplan.planner.schedule.candidates import between_checkpoints, nearby
+from rematplan.planner.schedule import ScheduleGraph, Status, parse, replay, windows
+from rematplan.planner.schedule.candidates import between_checkpoints, nearby, stages_of
 from rematplan.planner.schedule.eviction import COST_WEIGHTS, evicting
 from rematplan.planner.schedule.minimise import Deadline, minimise
 from rematplan.planner.schedule.selection import formulate
+from rematplan.planner.schedule.smallest import smallest
 from tests.planner.brute_schedules import Rule, cheapest
 
 # A value read at both ends of a row of others: the middle of the row is the peak, and values 0 and 1 may be dropped there.
@@ -221,6 +222,51 @@ def test_budget_below_one_step_names_it():
         schedule.solve(ROW, budget_bytes=12)
     assert caught.value.minimum_bytes == 13
     assert caught.value.parts == {"what node 4 makes": 1, "what it reads": 12}
+
+
+def test_infeasible_though_every_step_fits_is_proven():
+    # values 0 and 2 are outputs: both are live with value 1 or 3 at some step, in whatever order they are brought back
+    graph = ScheduleGraph((1, 1, 1), (6, 3, 4), ((), (0,), (1,)), outputs=(0, 2))
+    with pytest.raises(InfeasibleBudget, match="every selection of steps was ruled out") as caught:
+        schedule.solve(graph, budget_bytes=9)
+    assert caught.value.minimum_bytes == 10
+    assert schedule.solve(graph, budget_bytes=10).order == (0, 1, 2, 0)
+
+
+def test_the_smallest_peak_is_found_where_the_rule_fails():
+    rng = np.random.default_rng(3)
+    reads = tuple(tuple(sorted({int(v) for v in rng.integers(0, n, 3)})) if n else () for n in range(10))
+    graph = ScheduleGraph((1,) * 10, tuple(rng.integers(1, 9, 10).tolist()), reads)
+    least = max(graph.step_bytes(node) for node in range(10))
+    order = smallest(graph, least_bytes=least, deadline=Deadline(30.0), seed=0)
+    peak = replay(graph, order).peak_bytes
+    assert cheapest(graph, peak) is not None
+    assert cheapest(graph, peak - 1) is None
+
+
+def test_windows_cover_every_stage_then_grow(monkeypatch):
+    monkeypatch.setattr(windows, "FIRST_WIDTH", 20)
+    half = 40  # a chain there and back: node n of the way back reads what its mirror image made
+    reads = tuple(
+        tuple(sorted({n - 1, 2 * half - 1 - n} if n >= half else {n - 1})) if n else () for n in range(2 * half)
+    )
+    graph = ScheduleGraph((1,) * 2 * half, (1,) * 2 * half, reads)
+    order = evicting(graph, budget_bytes=half // 2, cost_weight=1.0)
+    assert order is not None
+    near = nearby(graph, budget_bytes=half // 2, depth=2, cost_limit=math.inf, order=order)
+    known, wanted = stages_of(graph, order), stages_of(graph, near.nodes.tolist())
+    neighbourhoods = windows.Windows(graph, budget_bytes=half // 2, seed=0)
+    sizes: list[int] = []
+    covered = [set(again) for again in known]
+    while (candidates := neighbourhoods.next(order, cost_limit=math.inf)) is not None:
+        offered = stages_of(graph, candidates.nodes.tolist())
+        assert all(a <= b for a, b in zip(known, offered, strict=True))
+        if not sizes or len(candidates) < len(near):
+            covered = [a | b for a, b in zip(covered, offered, strict=True)]
+        sizes.append(len(candidates))
+    assert covered == wanted
+    assert sizes[0] < len(near)
+    assert sizes[-1] == len(near)
 
 
 def test_without_time_the_first_schedule_is_returned_with_a_bound():

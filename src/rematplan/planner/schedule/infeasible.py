@@ -35,11 +35,10 @@ def infeasible(
     parts = {name: size for name, size in parts.items() if size}
     listed = ", ".join(f"{name} {size}" for name, size in parts.items())
     if needed > budget_bytes:
-        why = f"what node {largest} reads and makes is {needed} bytes"
+        problem = f"no schedule fits {budget_bytes} bytes (what node {largest} reads and makes is {needed} bytes)"
+    elif proven:
+        problem = f"no schedule fits {budget_bytes} bytes (every selection of steps was ruled out)"
     else:
-        why = "proven" if proven else "none was found, which is no proof: more time may find one"
-    message = (
-        f"no schedule fits {budget_bytes} bytes ({why}); the smallest peak found is "
-        f"{replayed.peak_bytes} bytes ({listed}): raise the budget to that"
-    )
+        problem = f"no schedule was found that fits {budget_bytes} bytes, nor a proof that there is none"
+    message = f"{problem}; the smallest peak found is {replayed.peak_bytes} bytes ({listed}): raise the budget to that"
     return InfeasibleBudget(message, minimum_bytes=replayed.peak_bytes, parts=parts)
