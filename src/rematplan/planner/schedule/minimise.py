@@ -24,6 +24,10 @@ from rematplan.planner.schedule.selection import BUDGET_SCALE, Program
 # Relative to one computation of every node. Selections this little above the cutoff are let in: branch and bound prunes
 # by selections that it has found, so it should be able to find again what is known.
 COST_TOLERANCE = 1e-6
+# HiGHS knows absolute tolerances only (1e-6 of the objective, 1e-7 of a reduced cost): costs are scaled so that one
+# computation of every node costs this, unless they are small integers, of which it makes use.
+COST_SCALE = 1e6
+LEAST_INTEGER_TOTAL, MOST_INTEGER_TOTAL = 1e3, 1e7
 # A row of bytes counts as broken from here on; below is rounding of the linear program.
 ROW_TOLERANCE = 1e-7 * BUDGET_SCALE
 # Status codes of scipy.optimize.linprog and milp.
@@ -90,6 +94,9 @@ class _Search:
         self._rows = program.candidates.mandatory[program.row_steps]
         self._bound = program.base_cost
         self._limit = cutoff + COST_TOLERANCE * graph.total_cost
+        # cost of one unit of the objective
+        self._unit = _unit(graph)
+        self._objective = program.costs / self._unit
 
     def run(self) -> Outcome:
         relaxed = self._relax()
@@ -99,7 +106,7 @@ class _Search:
             if self._deadline.left <= 0.0:
                 return Outcome(None, self._bound, finished=False)
             result = milp(
-                self._program.costs,
+                self._objective,
                 integrality=np.ones(self._program.size),
                 bounds=Bounds(self._low, self._high),
                 constraints=self._constraints(),
@@ -110,7 +117,7 @@ class _Search:
             finished = result.status == SOLVED
             dual = result.mip_dual_bound
             if dual is not None and math.isfinite(dual):
-                self._bound = max(self._bound, self._program.base_cost + dual)
+                self._bound = max(self._bound, self._program.base_cost + self._unit * dual)
             if result.x is None:
                 return Outcome(None, self._bound, finished=False)
             chosen = self._program.chosen(result.x)
@@ -129,7 +136,7 @@ class _Search:
             relations = [-program.relations, program.bytes[self._rows]]
             room = np.concatenate([-program.relation_floor, program.room[self._rows]])
             result = linprog(
-                program.costs,
+                self._objective,
                 A_ub=sparse.vstack(relations).tocsr(),
                 b_ub=room,
                 bounds=np.stack([self._low, self._high], axis=1),
@@ -140,7 +147,7 @@ class _Search:
                 return Outcome(None, max(self._bound, self._cutoff), finished=True)
             if result.status != SOLVED:
                 return Outcome(None, self._bound, finished=False)
-            self._bound = max(self._bound, program.base_cost + result.fun)
+            self._bound = max(self._bound, program.base_cost + self._unit * result.fun)
             if self._bound >= self._cutoff:
                 return Outcome(None, self._bound, finished=True)
             self._fix(result)
@@ -151,10 +158,10 @@ class _Search:
 
     def _fix(self, result: Any) -> None:
         """Variables that cannot move in any selection below the cutoff, by reduced cost."""
-        least = self._program.base_cost + result.fun
+        least = self._program.base_cost + self._unit * result.fun
         free = self._low < self._high
-        self._high[free & (least + result.lower.marginals > self._limit)] = 0.0
-        self._low[free & (least - result.upper.marginals > self._limit)] = 1.0
+        self._high[free & (least + self._unit * result.lower.marginals > self._limit)] = 0.0
+        self._low[free & (least - self._unit * result.upper.marginals > self._limit)] = 1.0
 
     def _constraints(self) -> list[LinearConstraint]:
         program = self._program
@@ -166,9 +173,8 @@ class _Search:
         ]
         if math.isfinite(self._limit):
             # without it, nothing is pruned until a first selection is found
-            scale = BUDGET_SCALE / max(self._graph.total_cost, 1e-300)
-            row = sparse.csr_matrix(program.costs * scale)
-            constraints.append(LinearConstraint(row, -np.inf, (self._limit - program.base_cost) * scale))
+            row = sparse.csr_matrix(self._objective)
+            constraints.append(LinearConstraint(row, -np.inf, (self._limit - program.base_cost) / self._unit))
         return [c for c in constraints if c.A.shape[0]]
 
     def _broken(self, order: list[int], chosen: np.ndarray) -> np.ndarray | None:
@@ -180,3 +186,10 @@ class _Search:
         over[active] = exceeds
         over &= counted
         return over[self._program.row_steps] if over.any() else None
+
+
+def _unit(graph: ScheduleGraph) -> float:
+    total = graph.total_cost
+    if all(isinstance(c, int) for c in graph.costs) and LEAST_INTEGER_TOTAL <= total <= MOST_INTEGER_TOTAL:
+        return 1.0
+    return total / COST_SCALE if total > 0 else 1.0
