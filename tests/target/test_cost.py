@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from rematplan.target.chips import chips
-from rematplan.target.cost import program_cost
+from rematplan.target.cost import program_cost, with_host_copies
 from rematplan.target.hlo import parse
 from rematplan.target.work import Work
 from tests.target.hlo_texts import CHAIN, LIBRARY, LOOP, MIB
@@ -29,6 +29,42 @@ def test_dots_and_bytes_by_hand():
     assert cost.bytes_accessed == (2 + 3 + 3 + 1) * MIB  # each reads its operands, also one twice, and writes 1 MiB
     assert cost.cycles == 123
     assert cost.roofline_seconds == pytest.approx(9 * MIB / V5E.bandwidth)  # bandwidth decides
+
+
+OFFLOADING = """HloModule jit_f, is_scheduled=true
+
+%write (stack: f32[8,64,1024], slice: f32[1,64,1024], i: s32[]) -> f32[8,64,1024] {
+  %stack = f32[8,64,1024]{2,1,0:S(5)} parameter(0)
+  %slice = f32[1,64,1024]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %update = f32[8,64,1024]{2,1,0:S(5)} dynamic-update-slice(%stack, %slice, %i, %i, %i)
+}
+
+%read (stack.1: f32[8,64,1024], i.1: s32[]) -> f32[1,64,1024] {
+  %stack.1 = f32[8,64,1024]{2,1,0:S(5)} parameter(0)
+  %i.1 = s32[] parameter(1)
+  ROOT %slice.1 = f32[1,64,1024]{2,1,0} dynamic-slice(%stack.1, %i.1, %i.1, %i.1), dynamic_slice_sizes={1,64,1024}
+}
+
+ENTRY %main (x: f32[1,64,1024], s: f32[8,64,1024], n: s32[]) -> f32[1,64,1024] {
+  %x = f32[1,64,1024]{2,1,0} parameter(0)
+  %s = f32[8,64,1024]{2,1,0:S(5)} parameter(1)
+  %n = s32[] parameter(2)
+  %dynamic-update-slice-start = ((f32[8,64,1024]{2,1,0:S(5)}, f32[1,64,1024]{2,1,0}, s32[]), f32[8,64,1024]{2,1,0:S(5)}, u32[]) async-start(%s, %x, %n), calls=%write
+  %dynamic-update-slice-done = f32[8,64,1024]{2,1,0:S(5)} async-done(%dynamic-update-slice-start)
+  %dynamic-slice-start = ((f32[8,64,1024]{2,1,0:S(5)}, s32[]), f32[1,64,1024]{2,1,0}, u32[]) async-start(%dynamic-update-slice-done, %n), calls=%read
+  ROOT %dynamic-slice-done = f32[1,64,1024]{2,1,0} async-done(%dynamic-slice-start)
+}
+"""  # noqa: E501
+
+
+def test_copies_to_the_host_are_counted_by_what_they_move():
+    cost = program_cost(parse(OFFLOADING), V5E)
+    assert cost.host_bytes == MIB / 4  # a slice there and the same one back, side by side
+    assert with_host_copies(0.0, cost.host_bytes, V5E) == pytest.approx(MIB / 4 / V5E.host_bandwidth)
+    assert with_host_copies(1.0, cost.host_bytes, V5E) == 1.0
+    assert with_host_copies(0.5, cost.host_bytes, CPU) == 0.5  # no link to another memory
+    assert program_cost(parse(LOOP), V5E).host_bytes == 0
 
 
 def test_loops_count_as_often_as_they_run():
