@@ -355,7 +355,7 @@ def _executions(module: Module, computation: Computation, times: int) -> Iterato
                 yield from _executions(module, body, times * trip_count(module, instruction))
         elif instruction.opcode in ("call", "conditional", "async-start"):
             called = [module.computations[name] for name in instruction.called if name in module.computations]
-            if instruction.opcode == "async-start" and all(_only_moves(computation) for computation in called):
+            if instruction.opcode == "async-start" and all(_only_moves(module, computation) for computation in called):
                 yield instruction, times
                 continue
             for computation in called:
@@ -364,5 +364,13 @@ def _executions(module: Module, computation: Computation, times: int) -> Iterato
             yield instruction, times
 
 
-def _only_moves(computation: Computation) -> bool:
-    return all(instruction.opcode in _MOVES for instruction in computation.instructions)
+def _only_moves(module: Module, computation: Computation) -> bool:
+    """Whether nothing is computed; GPU compilers wrap a copy in a fusion."""
+    for instruction in computation.instructions:
+        if instruction.opcode == "fusion":
+            called = [module.computations[name] for name in instruction.called if name in module.computations]
+            if called and all(_only_moves(module, inner) for inner in called):
+                continue
+        if instruction.opcode not in _MOVES:
+            return False
+    return True
