@@ -37,7 +37,22 @@ def of_program(graph: Graph) -> tuple[Finding, ...]:
                 location=location,
             )
         )
-    return tuple(found)
+    return (*found, *_opaque(graph))
+
+
+def _opaque(graph: Graph) -> tuple[Finding, ...]:
+    """Loops without a fixed length and branches: one finding for each source line."""
+    ops = [op for op in graph.operations if op.primitive in ("while", "cond")]
+    return tuple(
+        Finding(
+            "one-operation",
+            f"A {op.primitive} is one operation for the planner: it runs again as a whole or not at all, and nothing inside "
+            "is saved by name. A loop of fixed length is planned inside if it is written with scan.",
+            module=op.module,
+            location=location,
+        )
+        for location, op in {op.location: op for op in reversed(ops)}.items()
+    )
 
 
 def of_regions(graph: Graph, configuration: Configuration) -> tuple[Finding, ...]:

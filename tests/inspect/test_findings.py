@@ -79,3 +79,14 @@ def test_what_regions_free_is_a_number(tanh):
     total = rp.inspect(tanh).total_bytes
     assert f"{total} B" in finding.message
     assert findings.of_residuals(PLAIN, 10, plain_bytes=20, least_bytes=None) == ()
+
+
+def test_branches_and_open_ended_loops_are_one_operation() -> None:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        y = jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, w)
+        steps = jax.lax.while_loop(lambda s: s < x[1], lambda s: s + 1.0, x[0])
+        return (jax.lax.scan(lambda c, _: (jnp.tanh(c), None), y, None, length=3)[0] * steps).sum()
+
+    found = [f for f in rp.inspect(rp.Workload(loss, jnp.ones(3), jnp.ones(2))).findings if f.code == "one-operation"]
+    assert sorted(f.message.split()[1] for f in found) == ["cond", "while"]  # and not the scan
+    assert all(f.location.startswith("test_findings.py:") for f in found)
