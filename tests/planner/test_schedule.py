@@ -13,7 +13,7 @@ from rematplan.errors import InfeasibleBudget, InputError
 from rematplan.planner import schedule, solve
 from rematplan.planner.chain import Chain, Choice, Span
 from rematplan.planner.schedule import ScheduleGraph, Status, parse, replay, windows
-from rematplan.planner.schedule.candidates import between_checkpoints, nearby, stages_of
+from rematplan.planner.schedule.candidates import between_checkpoints, everything, nearby, stages_of
 from rematplan.planner.schedule.eviction import COST_WEIGHTS, evicting
 from rematplan.planner.schedule.minimise import Deadline, minimise
 from rematplan.planner.schedule.selection import formulate
@@ -346,3 +346,21 @@ def test_parsed_json():
 def test_what_is_no_graph_is_refused(data):
     with pytest.raises(InputError):
         schedule.solve(data, budget_bytes=10)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2])
+def test_what_the_solver_lets_through_by_rounding_is_not_returned(spare):
+    # where node 3 is computed, values 1 and 2 are a few bytes of 20 GB too much: within the solver's tolerance
+    large = 10_000_000_000
+    graph = ScheduleGraph(
+        costs=(1, 1, 1, 1, 1, 1), sizes=(large, 2, 1, large, 1, 1), reads=((), (), (), (0,), (3,), (1, 2, 4))
+    )
+    budget = 2 * large + spare
+    program = formulate(graph, everything(graph, cost_limit=math.inf), budget_bytes=budget)
+    outcome = minimise(graph, program, budget_bytes=budget, cutoff=math.inf, deadline=Deadline(60.0))
+    assert outcome.order is not None
+    assert replay(graph, outcome.order).peak_bytes <= budget
+    assert outcome.lower_bound <= cheapest(graph, budget)
+    found = schedule.solve(graph, budget_bytes=budget)
+    assert found.peak_bytes <= budget
+    assert found.cost == cheapest(graph, budget)

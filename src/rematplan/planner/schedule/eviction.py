@@ -57,6 +57,8 @@ def without_unread(graph: ScheduleGraph, order: Sequence[int]) -> list[int]:
 
 
 class _Run:
+    """A schedule in the making: what is live, and the steps so far."""
+
     def __init__(self, graph: ScheduleGraph, budget_bytes: int, cost_weight: float, factors: list[float]) -> None:
         self._graph = graph
         self._budget_bytes = budget_bytes

@@ -79,6 +79,8 @@ def minimise(
 
 
 class _Search:
+    """One program, its bounds on variables (`low`, `high`), the rows of bytes in use, and the lower bound so far."""
+
     def __init__(
         self, graph: ScheduleGraph, program: Program, budget_bytes: int, cutoff: float, deadline: Deadline
     ) -> None:
@@ -92,6 +94,7 @@ class _Search:
         self._high: Any = np.ones(program.size)
         # first computations are where bytes pile up; all other rows wait until they are broken
         self._rows = program.candidates.mandatory[program.row_steps]
+        self._covers: list[np.ndarray] = []
         self._bound = program.base_cost
         self._limit = cutoff + COST_TOLERANCE * graph.total_cost
         # cost of one unit of the objective
@@ -125,8 +128,9 @@ class _Search:
             broken = self._broken(order, chosen)
             if broken is None:
                 return Outcome(order, self._bound, finished=finished)
-            if not finished or not np.any(broken & ~self._rows):
+            if not finished:
                 return Outcome(None, self._bound, finished=False)
+            self._cover(broken & self._rows, result.x)
             self._rows |= broken
 
     def _relax(self) -> Outcome | None:
@@ -171,11 +175,26 @@ class _Search:
             LinearConstraint(program.relations, floor, np.inf),
             LinearConstraint(program.bytes[self._rows], -np.inf, room),
         ]
+        if self._covers:
+            most: Any = [len(cover) - 1 for cover in self._covers]
+            column = np.concatenate(self._covers)
+            row = np.repeat(np.arange(len(self._covers)), [len(cover) for cover in self._covers])
+            covers = sparse.csr_matrix((np.ones(len(column)), (row, column)), shape=(len(self._covers), program.size))
+            constraints.append(LinearConstraint(covers, -np.inf, most))
         if math.isfinite(self._limit):
             # without it, nothing is pruned until a first selection is found
             row = sparse.csr_matrix(self._objective)
             constraints.append(LinearConstraint(row, -np.inf, (self._limit - program.base_cost) / self._unit))
         return [c for c in constraints if c.A.shape[0]]
+
+    def _cover(self, rows: np.ndarray, x: np.ndarray) -> None:
+        """Forbids what breaks rows that are in use already: the solver lets a few bytes through by rounding.
+
+        All that is live at such a step is more than the budget, by exact count: not all of it may be live.
+        """
+        for row in np.nonzero(rows)[0]:
+            columns = self._program.bytes[[row]].indices
+            self._covers.append(columns[x[columns] > 0.5])
 
     def _broken(self, order: list[int], chosen: np.ndarray) -> np.ndarray | None:
         """By row: whether the schedule exceeds the budget there; None if it does nowhere that counts."""

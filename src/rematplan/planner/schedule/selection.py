@@ -36,8 +36,11 @@ class Program:
     """minimise `costs @ x + base_cost`, `relations @ x >= relation_floor`, `bytes @ x <= room`, x in {0, 1}.
 
     Attributes:
-      steps: by candidate step its variable, -1 where it is mandatory or useless.
+      base_cost: of the mandatory steps.
+      bytes, room: a row for each step that can exceed the budget, in units of `budget / BUDGET_SCALE`.
       row_steps: by row of `bytes`, its candidate step.
+      steps: by candidate step its variable, -1 where it is mandatory or useless.
+      hopeless: some step exceeds the budget whatever is selected.
     """
 
     candidates: Candidates
@@ -64,22 +67,31 @@ class Program:
         return picked
 
 
-def formulate(graph: ScheduleGraph, candidates: Candidates, *, budget_bytes: float) -> Program:
+def formulate(graph: ScheduleGraph, candidates: Candidates, *, budget_bytes: int) -> Program:
     """The program of a selection. Rows of steps that are not `counted` are left out."""
     return _Builder(graph, candidates, budget_bytes).build()
 
 
 @dataclass
 class _Builder:
+    """Collects a program value by value.
+
+    Attributes:
+      count: variables so far.
+      expression: by candidate step, whether it is active.
+      row, column, value, floor: the relations, as triplets.
+      live: where something is live: expression, first step, step after the last, bytes.
+    """
+
     graph: ScheduleGraph
     candidates: Candidates
-    budget_bytes: float
-    # relations, one triplet list
+    budget_bytes: int
+    count: int = 0
+    expression: list[int] = field(default_factory=list[int])
     row: list[int] = field(default_factory=list[int])
     column: list[int] = field(default_factory=list[int])
     value: list[float] = field(default_factory=list[float])
     floor: list[float] = field(default_factory=list[float])
-    # live stretches: expression, first step, step after the last, bytes
     live: list[tuple[int, int, int, int]] = field(default_factory=list[tuple[int, int, int, int]])
 
     def build(self) -> Program:
@@ -89,13 +101,8 @@ class _Builder:
         for step, node in enumerate(nodes):
             for value in (*graph.reads[node], *graph.makes[node]):
                 events[value].append(step)
-        self.expression = [ALWAYS if m else FIRST for m in mandatory]
-        self.count = 0
-        useful = self._useful(nodes, mandatory)
-        for step, needed in enumerate(useful):
-            if not mandatory[step]:
-                self.expression[step] = FIRST + self.count if needed else NEVER
-                self.count += needed
+        for step, useful in enumerate(self._useful(nodes, mandatory)):
+            self.expression.append(ALWAYS if mandatory[step] else self._new() if useful else NEVER)
         for value, at in enumerate(events):
             self._walk(value, at, nodes)
         costs = np.zeros(self.count)
@@ -179,20 +186,20 @@ class _Builder:
         self.floor.append(floor)
 
     def _bytes(self, length: int) -> tuple[sparse.csr_matrix, np.ndarray, np.ndarray, bool]:
-        table = np.array([entry for entry in self.live if entry[0] != NEVER and entry[3] > 0], dtype=np.float64)
-        table = table.reshape(-1, 4)
-        expression, start, stop = (table[:, i].astype(np.int64) for i in range(3))
-        size = table[:, 3] * (BUDGET_SCALE / self.budget_bytes)
+        """The rows of steps that can exceed the budget: matrix, room, steps; and whether one exceeds it in any case."""
+        table = np.array([entry for entry in self.live if entry[0] != NEVER and entry[3] > 0], dtype=np.int64)
+        expression, start, stop, size = table.reshape(-1, 4).T
         stop = np.minimum(stop, length)
-        change = np.zeros((2, length + 1))
+        # what constants and all variables together have live at each step, from what changes at each
+        change = np.zeros((2, length + 1), dtype=np.int64)
         for kind, which in enumerate((expression == ALWAYS, expression >= FIRST)):
             np.add.at(change[kind], start[which], size[which])
             np.add.at(change[kind], stop[which], -size[which])
         constant, variable = np.cumsum(change, axis=1)[:, :length]
         counted = self.candidates.counted
-        slack = 1e-9 * BUDGET_SCALE
-        binding = counted & (constant + variable > BUDGET_SCALE + slack)
-        hopeless = bool(np.any(counted & (constant > BUDGET_SCALE + slack)))
+        binding = counted & (constant + variable > self.budget_bytes)
+        hopeless = bool(np.any(counted & (constant > self.budget_bytes)))
+        # one entry for each variable stretch and each such step in it
         row_of = np.cumsum(binding) - 1
         which = expression >= FIRST
         expression, start, stop, size = expression[which], start[which], stop[which], size[which]
@@ -201,7 +208,8 @@ class _Builder:
         step = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + start[entry]
         inside = binding[step]
         entry, step = entry[inside], step[inside]
+        scale = BUDGET_SCALE / self.budget_bytes
         matrix = sparse.csr_matrix(
-            (size[entry], (row_of[step], expression[entry] - FIRST)), shape=(int(binding.sum()), self.count)
+            (scale * size[entry], (row_of[step], expression[entry] - FIRST)), shape=(int(binding.sum()), self.count)
         )
-        return matrix, BUDGET_SCALE - constant[binding], np.nonzero(binding)[0], hopeless
+        return matrix, scale * (self.budget_bytes - constant[binding]), np.nonzero(binding)[0], hopeless
