@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from rematplan import _jax_private
+from rematplan import _jax_private, policies, workloads
+from rematplan.program.loss import traced_loss
+from rematplan.search.problem import Problem
+from rematplan.target.target import resolve
 
 
 @pytest.mark.parametrize(
     ("module", "names"),
     [
-        ("jax._src.source_info_util", ["user_frames"]),
+        ("jax._src.source_info_util", ["user_frames", "register_exclusion", "register_inclusion"]),
         ("jax._src.sharding_impls", ["UnspecifiedValue"]),
         ("jax._src.compiler", ["get_compile_options"]),
         ("jax._src.dispatch", ["should_tuple_args"]),
@@ -50,3 +53,13 @@ def test_an_open_sharding_is_recognised():
 def test_the_users_line_is_found():
     (equation, *_) = jax.make_jaxpr(lambda x: jnp.sin(x))(1.0).eqns
     assert _jax_private.user_location(equation.source_info).startswith("test_jax_private.py:")
+
+
+def test_the_text_of_programs_does_not_depend_on_where_rematplan_makes_them():
+    work = workloads.mlp(blocks=2, features=8, batch=4)
+    configuration = policies.by_name(traced_loss(work).graph, "per-block").configuration
+    problem = Problem(work, resolve("cpu"), progress=lambda _: None)
+    text = problem.whole(configuration).stablehlo
+    named = {line.split('"')[1] for line in text.splitlines() if '.py"' in line}
+    assert any("workloads" in path for path in named)  # the model's own lines are there
+    assert not [path for path in named if "/rematplan/" in path and "/workloads/" not in path]

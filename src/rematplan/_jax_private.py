@@ -22,6 +22,11 @@ _LIBRARIES = (
 )
 _OWN_MODELS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "workloads") + os.sep
 
+# Programs do not say where in rematplan they were put together: their text, and with it the key of every cached
+# measurement, is the same in each of its versions. There is no public way to say which files are a user's (0.10.2).
+source_info_util.register_exclusion(os.path.dirname(os.path.abspath(__file__)) + os.sep)
+source_info_util.register_inclusion(_OWN_MODELS)
+
 
 def is_unspecified(sharding: Any) -> bool:
     """Whether a jit parameter's sharding was left open."""

@@ -21,7 +21,7 @@ from rematplan.search.probing import Probes
 from rematplan.search.problem import Figures, Problem, Progress
 from rematplan.target.compiler import Method, Options
 from rematplan.target.measurement import Measurement
-from rematplan.target.target import Target
+from rematplan.target.target import Kind, Target
 from rematplan.units import format_bytes, format_bytes_up
 from rematplan.workload import Workload
 
@@ -29,13 +29,12 @@ from rematplan.workload import Workload
 WORTH_COMPILING = 0.995
 # Seconds within this are a tie, which the smaller program wins.
 TIE = 1.002
-# Needs are predicted to within a percent, mostly too high. What is said to need so much more than the budget is compiled all
-# the same if it is so much faster.
-JUST_ABOVE = 1.01
-WORTH_A_TRY = 0.97
+# A TPU probe's need is up to so much too high, and a program that does not fit is refused in the time of a probe: what is
+# said to need a little more than the budget, and to be faster than what fits, is tried.
+JUST_ABOVE = 1.04
 # Predictions this far above the budget are still compiled when nothing predicted to fit is left.
 NEARLY = 1.03
-MOST_COMPILES = 6
+MOST_COMPILES = 12  # refused ones included
 # One after the other: a TPU compile keeps two cores busy, and each teaches the prices of the next choice.
 FINALISTS = 3
 
@@ -182,7 +181,9 @@ class Search:
         need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)  # noqa: E731
         fitting = [r for r in rows if need(r) <= most]
         quickest = min((r[1] for r in fitting), default=math.inf)
-        fitting += [r for r in rows if most < need(r) <= JUST_ABOVE * most and r[1] < WORTH_A_TRY * quickest < math.inf]
+        if self.target.kind is Kind.TPU:
+            above = [r for r in rows if most < need(r) <= JUST_ABOVE * most]
+            fitting += [r for r in above if r[1] < WORTH_COMPILING * quickest < math.inf]
         if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):
             fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
         least += [r[1] for r in rows if r[2]["required_bytes"] <= most]
