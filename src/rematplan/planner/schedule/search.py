@@ -35,6 +35,8 @@ from rematplan.planner.schedule.windows import Windows
 EVERY_STEP_LIMIT = 70_000
 # How deep nearby selections look: on small graphs before every step is tried, on large ones until one is found.
 NEARBY_DEPTHS = (1, 2, 3)
+# Part of the time left for each nearby selection on a small graph.
+NEARBY_PART = 0.3
 # Checkpoints of the bound of a large graph: few are solved fast, many bound better.
 CHECKPOINTS = (4, 8, 16, 32, 64)
 # Parts of the time on a large graph: kept for the bound, and the most for one window.
@@ -155,7 +157,8 @@ class _Climb:
             if self.proven or (self.best is not None and not self._small and depth > 1):
                 break
             near = nearby(graph, budget_bytes=budget, depth=depth, cost_limit=self._cost_limit, order=self.best or ())
-            self._select(near, self._left())
+            # on a small graph what follows finds the same and proves it
+            self._select(near, self._left() * (NEARBY_PART if self._small else 1.0))
         if not self._small:
             self._look_through_windows()
         if not self.proven and self._small:
