@@ -52,11 +52,11 @@ def asked() -> Iterator[Asked]:
 
 DOMINANCE = ("mlp", "gpt", "vit", "resnet", "unet")
 # A full compile of these at their own sizes takes a TPU compiler three to five minutes of CPU, and this table takes some
-# twenty of them: fewer blocks of the same sizes.
+# twenty of them: fewer blocks, and fewer kinds of convolutions on as many pixels.
 TPU_SIZES: dict[str, dict[str, Any]] = {
-    "vit": {"blocks": 3},
-    "resnet": {"blocks": (1, 1, 1, 1)},
-    "unet": {"blocks": 1, "levels": 2},
+    "vit": {"blocks": 2},
+    "resnet": {"blocks": (1, 1), "image": 64, "batch": 256},
+    "unet": {"blocks": 1, "levels": 2, "image": 32, "batch": 128},
 }
 
 
