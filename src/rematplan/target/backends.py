@@ -17,6 +17,7 @@ from rematplan.target.chips import Chip, gpu_target_config
 from rematplan.target.cost import program_cost, with_host_copies
 from rematplan.target.hlo import parse
 from rematplan.target.measurement import Measurement, Source
+from rematplan.target.stated import stated
 from rematplan.target.target import Kind, Target, resolve
 from rematplan.target.timeline import live_ranges
 from rematplan.target.workers import SCRATCH
@@ -102,15 +103,8 @@ def _allocated(target: Target, chip: Chip, request: dict[str, Any]) -> Measureme
         source=Source.COMPILED,
         peak_bytes=min(timeline_peak, required) if on_gpu else required,
         required_bytes=required,
-        argument_bytes=stats.argument_size_in_bytes,
-        output_bytes=stats.output_size_in_bytes,
-        temporary_bytes=stats.temp_size_in_bytes,
-        alias_bytes=stats.alias_size_in_bytes,
-        code_bytes=stats.generated_code_size_in_bytes,
-        flops=cost.flops,
-        bytes_accessed=cost.bytes_accessed,
+        **stated(stats, cost),
         seconds=with_host_copies(cost.roofline_seconds, cost.host_bytes, chip),
-        host_bytes=cost.host_bytes,
         limit_bytes=limit,
         fits_limit=None if limit is None else required <= limit,
         sources={

@@ -18,6 +18,7 @@ from rematplan.target.chips import chips
 from rematplan.target.cost import program_cost
 from rematplan.target.hlo import parse
 from rematplan.target.measurement import Measurement, Source
+from rematplan.target.stated import stated
 from rematplan.target.target import Target
 from rematplan.target.timeline import live_ranges
 
@@ -115,13 +116,7 @@ def _measurement(
         source=Source.RUN,
         peak_bytes=required if own_peak is None else own_peak,
         required_bytes=required,
-        argument_bytes=stats.argument_size_in_bytes,
-        output_bytes=stats.output_size_in_bytes,
-        temporary_bytes=stats.temp_size_in_bytes,
-        alias_bytes=stats.alias_size_in_bytes,
-        code_bytes=stats.generated_code_size_in_bytes,
-        flops=cost.flops,
-        bytes_accessed=cost.bytes_accessed,
+        **stated(stats, cost),
         seconds=seconds,
         limit_bytes=limit_bytes,
         fits_limit=None if limit_bytes is None else required <= limit_bytes,

@@ -23,6 +23,7 @@ from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter
 from rematplan.target.hlo import Module, executions, parse
 from rematplan.target.measurement import Measurement, Source
+from rematplan.target.stated import stated
 from rematplan.target.timeline import live_ranges
 
 _MIB = 1 << 20
@@ -160,23 +161,16 @@ def _compiled(
     seconds = cost.roofline_seconds if cost.cycles is None else cost.cycles / chip.clock_hz
     timeline_peak, timeline = live_ranges(module)
     # at times the compiler states a peak above all that it allocated (0.0.52); the schedule then says what is live
-    stated = stats.peak_memory_in_bytes
-    is_possible = stated <= allocated
+    said = stats.peak_memory_in_bytes
+    is_possible = said <= allocated
     return replace(
         probe,
         source=Source.COMPILED,
-        peak_bytes=stated if is_possible else min(timeline_peak, allocated),
+        peak_bytes=said if is_possible else min(timeline_peak, allocated),
         required_bytes=required,
-        argument_bytes=stats.argument_size_in_bytes,
-        output_bytes=stats.output_size_in_bytes,
-        temporary_bytes=stats.temp_size_in_bytes,
-        alias_bytes=stats.alias_size_in_bytes,
-        code_bytes=stats.generated_code_size_in_bytes,
-        flops=cost.flops,
-        bytes_accessed=cost.bytes_accessed,
+        **stated(stats, cost),
         cycles=cost.cycles,
         seconds=with_host_copies(seconds, cost.host_bytes, chip),
-        host_bytes=cost.host_bytes,
         limit_bytes=limit_bytes,
         fits_limit=None if limit_bytes is None else True,
         sources={
