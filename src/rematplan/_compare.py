@@ -79,6 +79,10 @@ def compare(
             rows.append(Row(task.baseline.name, outcome, _note(task, outcome)))
         else:
             refused.append(Refused(task.baseline.name, outcome))
+    if not rows:
+        raise CompilerError(
+            f"{chosen.name}: no configuration could be measured. {refused[0].name}: {refused[0].reason}"
+        )
     notes = findings.of_target(chosen.kind)
     return Comparison(chosen.name, tuple(rows), budget_bytes=limit, refused=tuple(refused), findings=notes)
 

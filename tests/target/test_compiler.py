@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from rematplan import workloads
 from rematplan.errors import CompilerError, InputError
 from rematplan.target import compiler
 from rematplan.target.cache import Cache
@@ -289,3 +290,14 @@ def test_interrupting_ends_the_children():
     for child in children:
         with pytest.raises(ProcessLookupError):
             os.kill(child, 0)
+
+
+@pytest.mark.slow
+def test_a_product_without_tiles_is_compiled_with_other_kernels(tmp_path):
+    """64 x 196 rows, as in a vision transformer: refused by the GPU compiler of jaxlib 0.10.2 as it comes."""
+    work = workloads.vit(blocks=1, batch=32)
+    step = work.step(None)
+    program = lower(step.function, step.leaves, target=resolve("gpu-h100"))
+    measured = measure(program, target=resolve("gpu-h100"), cache=Cache(tmp_path))
+    assert measured.required_bytes > measured.argument_bytes + measured.output_bytes
+    assert not measured.warnings or "without Triton" in measured.warnings[0]

@@ -23,6 +23,10 @@ from rematplan.target.timeline import live_ranges
 from rematplan.target.workers import SCRATCH
 
 _GPU_REMATERIALIZATION_OFF = {"xla_disable_hlo_passes": "rematerialization"}
+# Without a card to try tiles on, the compiler takes defaults, and refuses a product that has none: 64 x 196 rows, as in a
+# vision transformer (jaxlib 0.10.2). It then has other kernels for it.
+_NO_TILES = "find output tile sizes"
+_GPU_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 # XLA:CPU expands optimization barriers and then merges the recomputation with the original; without this it ignores
 # remat
 _CPU_HONOURS_REMAT = {"xla_disable_hlo_passes": "cse_barrier_expander"}
@@ -90,7 +94,14 @@ def _allocated(target: Target, chip: Chip, request: dict[str, Any]) -> Measureme
         options = {**off, **_known_options(target, request, _gpu_quickly())}
     else:
         options = {**_CPU_HONOURS_REMAT, **_CPU_QUICKLY}
-    executable = _compile(target, request, options)
+    warnings: tuple[str, ...] = ()
+    try:
+        executable = _compile(target, request, options)
+    except Exception as error:
+        if not on_gpu or _NO_TILES not in str(error):
+            raise
+        executable = _compile(target, request, {**options, **_GPU_WITHOUT_TRITON})
+        warnings = (f"compiled without Triton's matrix products: {str(error).splitlines()[0]}",)
     stats = executable.get_compiled_memory_stats()
     module = parse(executable.hlo_modules()[0].to_string())
     cost = program_cost(module, chip)
@@ -115,6 +126,7 @@ def _allocated(target: Target, chip: Chip, request: dict[str, Any]) -> Measureme
         },
         timeline=timeline,
         costs=cost.instructions,
+        warnings=warnings,
     )
 
 
