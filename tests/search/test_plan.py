@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 
 import rematplan as rp
-from rematplan import workloads
-from rematplan.errors import InfeasibleBudget, InputError, PlanMismatch
+from rematplan import _compare, workloads
+from rematplan.errors import CompilerError, InfeasibleBudget, InputError, PlanMismatch
 from rematplan.planner.baselines import baselines
 from rematplan.program.loss import traced_loss
 
@@ -112,3 +112,9 @@ def test_hand_written_configurations_follow_the_modules() -> None:
     for region in found["per-block"].regions:
         assert len({op.module.split("/")[1] for op in graph.operations[region.start : region.stop]}) == 1
     assert found["all-but-last"].regions == found["per-block"].regions[:-1]
+
+
+def test_a_comparison_without_a_single_row_is_an_error(work: rp.Workload, monkeypatch) -> None:
+    monkeypatch.setattr(_compare, "_measure_all", lambda tasks, *_: ["it crashed"] * len(tasks))
+    with pytest.raises(CompilerError, match="no configuration could be measured.*it crashed"):
+        rp.compare(work, target="cpu")
