@@ -116,5 +116,5 @@ def test_hand_written_configurations_follow_the_modules() -> None:
 
 def test_a_comparison_without_a_single_row_is_an_error(work: rp.Workload, monkeypatch) -> None:
     monkeypatch.setattr(_compare, "_measure_all", lambda tasks, *_: ["it crashed"] * len(tasks))
-    with pytest.raises(CompilerError, match="no configuration could be measured.*it crashed"):
+    with pytest.raises(CompilerError, match=r"no configuration could be measured.*it crashed"):
         rp.compare(work, target="cpu")
