@@ -79,7 +79,7 @@ def test_same_cost_as_brute_force_with_several_values_a_node(problem):
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(problem=problems())
 def test_same_cost_as_brute_force_often(problem):
     graph, budget = problem
