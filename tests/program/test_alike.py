@@ -134,6 +134,16 @@ def test_what_is_saved_must_correspond() -> None:
         assert (found[regions[1]].original is regions[0]) == expected
 
 
+def test_what_is_offloaded_must_correspond() -> None:
+    traced, configuration, _, _ = two_layers(layer, layer)
+    tanh = [op.outputs[0] for op in traced.graph.operations if op.primitive == "tanh"]
+    saving = [Region(r.start, r.stop, frozenset([v])) for r, v in zip(configuration.regions, tanh, strict=True)]
+    away = [Region(r.start, r.stop, r.saved, offloaded=r.saved) for r in saving]
+    for regions, expected in ((saving, True), (away, True), ([saving[0], away[1]], False)):
+        found = shared(traced, Configuration(tuple(regions)))
+        assert (found[regions[1]].original is regions[0]) == expected
+
+
 def test_common_module() -> None:
     class Pair(nnx.Module):
         def __init__(self, rngs: nnx.Rngs):

@@ -136,6 +136,7 @@ def _same_region(one: Region, two: Region, values: Mapping[int, int]) -> bool:
     return (
         one.stop + shift == two.stop
         and frozenset(values[v] for v in one.saved) == two.saved
+        and frozenset(values[v] for v in one.offloaded) == two.offloaded
         and (one.policy, one.prevent_cse) == (two.policy, two.prevent_cse)
         and len(one.inner) == len(two.inner)
         and all(a.start + shift == b.start for a, b in zip(one.inner, two.inner, strict=True))

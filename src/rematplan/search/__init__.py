@@ -5,6 +5,7 @@ The work is done by `planning.Search`; what it measured for one budget is kept w
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
 from enum import Enum
@@ -94,10 +95,8 @@ def frontier(
     budgets = [int(low * (high / low) ** (step / (between + 1))) for step in range(1, between + 1)]
     compiled = {round(n * (between - 1) / max(COMPILED_BETWEEN - 1, 1)) for n in range(COMPILED_BETWEEN)}
     for number, budget in enumerate(budgets):
-        if number in compiled:
-            found.append(search.plan(budget, finalists=1))
-        else:
-            found.append(search.estimate(budget))
+        with contextlib.suppress(InfeasibleBudget):  # just above the smallest, where a prediction may be a little high
+            found.append(search.plan(budget, finalists=1) if number in compiled else search.estimate(budget))
     kept: list[Found] = []
     for f in sorted(found, key=lambda f: (f.best.measurement.required_bytes, f.best.measurement.seconds or 0.0)):
         if not kept or _seconds(f) < _seconds(kept[-1]):
