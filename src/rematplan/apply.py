@@ -21,7 +21,7 @@ from rematplan.lift import Lifted
 from rematplan.loops import Iterations, in_parts
 from rematplan.named import named_in_derivative
 from rematplan.program import evaluate
-from rematplan.program.alike import common_module, in_module, inside_of, shared
+from rematplan.program.alike import in_module, inside_of, shared
 from rematplan.program.configuration import Configuration, LoopPlan, Region
 from rematplan.program.residuals import is_inexact, with_named_residuals
 from rematplan.program.trace import Detail, Equation, Traced, trace
@@ -170,16 +170,15 @@ class _Applied:
         same = self._shared[region]
         scope: AbstractContextManager[Any] = nullcontext()
         if not same.alone:
-            if same.module:
-                here = same.module if module is None else inside_of(module, same.module)
-                name = scopes.module_scope(here) if module is None else scopes.scope_inside(here)
-                scope = jax.named_scope(name) if here else scope
-            module = common_module(self._traced, same.original)
+            path = inside_of(module or "", same.module)
+            if path:
+                scope = jax.named_scope(scopes.module_scope(path) if module is None else scopes.scope_inside(path))
+            module = self._shared[same.original].module
         code = self._code(same.original, module)
-        here = lambda v: v if same.values is None else same.values[v]  # noqa: E731
+        own = lambda v: v if same.values is None else same.values[v]  # noqa: E731
         with scope:
-            results = code.function(*[env[here(i)] for i in code.inputs])
-        env.update(zip(map(here, code.outputs), results, strict=True))
+            results = code.function(*[env[own(i)] for i in code.inputs])
+        env.update(zip(map(own, code.outputs), results, strict=True))
 
     def _code(self, region: Region, module: str | None) -> _Code:
         if (region, module) not in self._codes:

@@ -17,6 +17,8 @@ from rematplan.program.graph import Graph, Nesting, Operation
 
 DOTS = "dots_saveable"
 DOTS_NO_BATCH = "dots_with_no_batch_dims_saveable"
+# Loops with less than this share of the work are left as they are.
+LOOP_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def baselines(graph: Graph) -> tuple[Baseline, ...]:
     """Every hand-written configuration that this program allows; configurations that coincide are given once."""
     blocks = block_calls(graph)
     model = model_range(graph)
-    loops = _loops(graph)
+    loops = heavy_loops(graph)
     found = [Baseline("plain", PLAIN)]
     if model is not None:
         found.append(Baseline("whole", _regions(graph, [model])))
@@ -141,11 +143,11 @@ def _regions(graph: Graph, stretches: Sequence[Stretch], policy: str | None = No
     return Configuration(tuple(r for r in regions if r.stop > r.start))
 
 
-def _loops(graph: Graph) -> list[Operation]:
-    """Loops that hold most of the program's work."""
+def heavy_loops(graph: Graph) -> list[Operation]:
+    """Loops that do a meaningful share of the program's work."""
     total = sum(op.flops for op in graph.operations) or 1.0
     loops = [op for op in graph.operations if op.subprogram is not None and op.subprogram.kind is Nesting.LOOP]
-    return [op for op in loops if op.flops > 0.1 * total]
+    return [op for op in loops if op.flops > LOOP_SHARE * total]
 
 
 def _bodies(graph: Graph, loops: Sequence[Operation], policy: str | None = None) -> Configuration:

@@ -13,11 +13,11 @@ from itertools import pairwise
 
 import jax
 
-from rematplan.planner.baselines import DOTS_NO_BATCH, baselines
+from rematplan.planner.baselines import DOTS_NO_BATCH, baselines, heavy_loops
 from rematplan.planner.blocks import Block, Granularity, blocks
 from rematplan.planner.menu import SaveSet, menu, stretch
 from rematplan.program.configuration import Configuration, Region, in_every_iteration
-from rematplan.program.graph import Graph, Nesting, Subprogram, ValueKind
+from rematplan.program.graph import Graph, Subprogram, ValueKind
 from rematplan.program.trace import Traced
 from rematplan.search.problem import Problem
 from rematplan.units import format_bytes
@@ -29,8 +29,6 @@ LEAST_RECOMPUTE_SHARE = 0.04
 SAME_BYTES_SHARE = 0.02
 # A block with less than this share of an average block's work is left outside regions when it is first: an embedding.
 LIGHT_SHARE = 1 / 8
-# Loops with less than this share of the work are left as they are.
-LOOP_SHARE = 0.1
 MENU_LIMIT = 24
 ONE_BLOCK = "regions of one block"
 PARTS = "regions of a part of a block"
@@ -336,12 +334,7 @@ def region_input_bytes(graph: Graph, start: int, stop: int) -> int:
 
 def in_loops(problem: Problem, *, most_levels: int) -> list[Candidate]:
     """Candidates that checkpoint the bodies of loops; empty if no loop does a meaningful share of the work."""
-    total = sum(op.flops for op in problem.graph.operations) or 1.0
-    loops = [
-        op
-        for op in problem.graph.operations
-        if op.subprogram is not None and op.subprogram.kind is Nesting.LOOP and op.flops > LOOP_SHARE * total
-    ]
+    loops = heavy_loops(problem.graph)
     if not loops:
         return []
     found: list[Candidate] = []

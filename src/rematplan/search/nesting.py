@@ -32,7 +32,6 @@ class Nested:
     """A nested candidate and what the dynamic program predicts for it."""
 
     candidate: Candidate
-    predicted_bytes: int
     predicted_seconds: float
 
 
@@ -53,25 +52,25 @@ def nested(problem: Problem, plain: Figures, priced: Sequence[Priced], *, budget
         rooms = [int(margin * least) for margin in MARGINS]
     else:
         rooms = [budget_bytes - base] if budget_bytes > base else []
-    nest, room = _shallow(line, rooms)
+    nest = _shallow(line, rooms)
     if nest is None:
         return None
     found = tuple(_regions(problem.coarse, nest, regions))
-    saved = sum(len(list(r.with_inner())) for r in found)
-    name = f"{saved} regions nested {depth(found)} deep"
-    return Nested(Candidate(name, Configuration(found), NESTED), room + base, nest.seconds)
+    configuration = Configuration(found)
+    name = f"{len(list(configuration.all_regions()))} regions nested {depth(found)} deep"
+    return Nested(Candidate(name, configuration, NESTED), nest.seconds)
 
 
-def _shallow(line: Sequence[Stage], rooms: Sequence[int]) -> tuple[Nest | None, int]:
-    """The nest of the first budget at which regions do not stand too deep in each other, and that budget."""
+def _shallow(line: Sequence[Stage], rooms: Sequence[int]) -> Nest | None:
+    """The nest of the first budget at which regions do not stand too deep in each other."""
     for room in rooms:
         try:
             nest = solve(line, budget_bytes=room)
         except InfeasibleBudget:
             continue
         if nest.depth <= MOST_DEPTH:
-            return nest, room
-    return None, 0
+            return nest
+    return None
 
 
 def depth(regions: Sequence[Region]) -> int:

@@ -89,19 +89,12 @@ def _devices(kind: Kind, chip_name: str, topology: str) -> list[Any]:
 def _allocated(target: Target, chip: Chip, request: dict[str, Any]) -> Measurement:
     """GPU and CPU: a compile takes seconds, so a probe is one too, and arguments + outputs + temporaries are needed."""
     on_gpu = target.kind is Kind.GPU
+    warnings: tuple[str, ...] = ()
     if on_gpu:
         off = _GPU_REMATERIALIZATION_OFF if request["rematerialization"] == "off" else {}
-        options = {**off, **_known_options(target, request, _gpu_quickly())}
+        executable, warnings = _compile_for_gpu(target, request, off)
     else:
-        options = {**_CPU_HONOURS_REMAT, **_CPU_QUICKLY}
-    warnings: tuple[str, ...] = ()
-    try:
-        executable = _compile(target, request, options)
-    except Exception as error:
-        if not on_gpu or _NO_TILES not in str(error):
-            raise
-        executable = _compile(target, request, {**options, **_GPU_WITHOUT_TRITON})
-        warnings = (f"compiled without Triton's matrix products: {str(error).splitlines()[0]}",)
+        executable = _compile(target, request, {**_CPU_HONOURS_REMAT, **_CPU_QUICKLY})
     stats = executable.get_compiled_memory_stats()
     module = parse(executable.hlo_modules()[0].to_string())
     cost = program_cost(module, chip)
@@ -145,27 +138,24 @@ def _gpu_quickly() -> dict[str, Any]:
     }
 
 
-def _known_options(target: Target, request: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
-    """Those of the options that this compiler knows: they come and go with its versions."""
-    if not wanted:
-        return {}
-    if target.kind not in _UNDERSTOOD:
-        known = {}
-        for name, value in wanted.items():
-            try:
-                _compile(target, {**request, "stablehlo": _SMALLEST, "compiler_options": {}}, {name: value})
-            except Exception as error:
-                if "compile option" not in str(error):
-                    raise
-            else:
-                known[name] = value
-        # one without the other is of no use
-        _UNDERSTOOD[target.kind] = known.keys() == wanted.keys()
-    return wanted if _UNDERSTOOD[target.kind] else {}
+def _compile_for_gpu(target: Target, request: dict[str, Any], options: dict[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """The executable, and what a reader should know of how it was compiled."""
+    global _quick_options_known  # of this process's compiler
+    quick = _gpu_quickly() if _quick_options_known else {}
+    try:
+        return _compile(target, request, {**options, **quick}), ()
+    except Exception as error:
+        text = str(error)
+        if quick and "compile option" in text:  # they come and go with the compiler's versions
+            _quick_options_known = False
+            return _compile_for_gpu(target, request, options)
+        if _NO_TILES not in text or options.keys() >= _GPU_WITHOUT_TRITON.keys():
+            raise
+        executable, _ = _compile_for_gpu(target, request, {**options, **_GPU_WITHOUT_TRITON})
+        return executable, (f"compiled without Triton's matrix products: {text.splitlines()[0]}",)
 
 
-_UNDERSTOOD: dict[Kind, bool] = {}
-_SMALLEST = "module { func.func public @main(%a: tensor<f32>) -> tensor<f32> { return %a : tensor<f32> } }"
+_quick_options_known = True
 
 
 def _chip(target: Target) -> Chip:
