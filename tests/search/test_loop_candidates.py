@@ -13,9 +13,10 @@ import rematplan as rp
 from rematplan._plan import Plan, describe
 from rematplan.errors import InfeasibleBudget
 from rematplan.search.candidates import in_loops
+from rematplan.search.extrapolate import Figures
 from rematplan.search.loops import fastest_mixture, in_chunks, mixtures, offloaded
 from rematplan.search.mixing import Priced
-from rematplan.search.problem import Figures, Problem
+from rematplan.search.problem import Problem
 from rematplan.target.target import resolve
 
 FEATURES, LAYERS, BATCH = 64, 12, 8192

@@ -45,9 +45,18 @@ def test_counts_of_known_fusions_may_differ():
 def test_unknown_fusions_are_priced_by_their_work():
     table = CycleTable()
     table.add(kind(f"sum {n}", 1, 1000 * n, n << 20) for n in range(1, 40))  # 1000 cycles for 2**20 reduced elements
-    prediction = table.predict([kind("new", 2, reduced=100 << 20)])
-    assert prediction.cycles == pytest.approx(2 * 100_000, rel=0.05)
+    prediction = table.predict([kind("new", 2, reduced=(30 << 20) + (1 << 19))])
+    assert prediction.cycles == pytest.approx(2 * 30_500, rel=0.1)
     assert prediction.known_fraction == 0.0
+
+
+def test_what_is_unlike_all_that_was_learned_is_priced_as_before():
+    table = CycleTable()
+    table.add([kind("sum", 1, 10_000, 1 << 20)])
+    unlike = dataclasses.replace(
+        kind("product"), work=dataclasses.astuple(Work(matrix_seconds=1e-3, product_bytes=8e9))
+    )
+    assert table.predict([unlike]).cycles == pytest.approx(CycleTable().predict([unlike]).cycles, rel=1e-3)
 
 
 def test_known_and_unknown_add_up():

@@ -17,7 +17,8 @@ from rematplan.planner.chain import Span as ChainSpan
 from rematplan.planner.solve import Solution, ranked
 from rematplan.program.configuration import Configuration, Region
 from rematplan.search.candidates import Candidate, Span
-from rematplan.search.problem import Figures, Problem
+from rematplan.search.extrapolate import Figures
+from rematplan.search.problem import Problem
 
 PLAIN_LABEL = "plain"
 

@@ -15,8 +15,9 @@ from rematplan.planner.blocks import Block
 from rematplan.planner.nesting import Kept, Nest, Stage, StageChoice, minimum_budget, solve
 from rematplan.program.configuration import Configuration, Region
 from rematplan.search.candidates import ONE_BLOCK, Candidate
+from rematplan.search.extrapolate import Figures
 from rematplan.search.mixing import PLAIN_LABEL, Priced, fixed_bytes, grouped_by_blocks
-from rematplan.search.problem import Figures, Problem
+from rematplan.search.problem import Problem
 
 NESTED = "nested"
 # Of a step without recomputation, where no forward pass alone was measured.

@@ -16,9 +16,10 @@ from rematplan.program.configuration import Offload, OwnRegions
 from rematplan.search.candidates import (
     Candidate,
 )
+from rematplan.search.extrapolate import Figures
 from rematplan.search.prices import Prices
 from rematplan.search.probing import Probes
-from rematplan.search.problem import Figures, Problem, Progress
+from rematplan.search.problem import Problem, Progress
 from rematplan.target.compiler import Method, Options
 from rematplan.target.measurement import Measurement
 from rematplan.target.target import Kind, Target

@@ -20,14 +20,12 @@ class Prices:
     def __init__(self, target: Target):
         self._target = target
         self._cycles = target.kind is Kind.TPU and target.chip is not None
-        self._cache = Cache.default()
-        self._table = CycleTable.load(self._cache, target) if self._cycles else CycleTable()
+        self._table = CycleTable.load(Cache.default(), target) if self._cycles else CycleTable()
 
     def learn(self, measurement: Measurement) -> None:
-        """Remembers what the instructions of a full compile cost."""
+        """Takes the prices of a full compile's instructions, as the cache has already."""
         if self._cycles and measurement.cycles is not None and measurement.costs:
             self._table.add(measurement.costs)
-            self._table.save(self._cache, self._target)
 
     def seconds(self, measurement: Measurement) -> float:
         """Seconds of a program: from its cycles where there are any, else predicted from those of others, else a roofline."""

@@ -23,11 +23,12 @@ from rematplan.search.candidates import (
     products_in_one_region,
     trimmed,
 )
+from rematplan.search.extrapolate import Figures
 from rematplan.search.loops import fastest_mixture, in_chunks, mixtures, offloaded
 from rematplan.search.mixing import Mix, Priced, mixes
 from rematplan.search.nesting import NESTED, nested
 from rematplan.search.prices import Prices
-from rematplan.search.problem import Figures, Problem
+from rematplan.search.problem import Problem
 
 # Probes cost in proportion to the program; a compile costs a fixed time and more. So many operations may be probed in
 # all, between so many probes.
@@ -56,7 +57,7 @@ class Probes:
         self.prices = prices
         self.measured: dict[Any, Priced] = {}
         self._offload = offload
-        most = PROBED_OPERATIONS // max(len(problem.graph.operations), 1)
+        most = PROBED_OPERATIONS // max(problem.probed_operations, 1)
         self._left = min(max(most, PROBES[0]), PROBES[1])
         self._over_chain = over_chain(problem, most_levels=LEVELS)
         self._hand_written = hand_written(problem)

@@ -7,10 +7,10 @@ are worth trying.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,58 +23,28 @@ from rematplan.program.configuration import PLAIN, Configuration, OwnRegions
 from rematplan.program.fold import CannotFold, Folded, fold
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import Traced
+from rematplan.search.extrapolate import (
+    Figures,
+    Shortened,
+    as_probed,
+    from_one,
+    from_two,
+    kept_in_a_repetition,
+    lengths,
+)
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program
-from rematplan.target.measurement import Measurement, Source
+from rematplan.target.measurement import Measurement
 from rematplan.target.target import Target
 from rematplan.workload import Workload
 
 Progress = Callable[[str], None]
 
-# Shorter runs are measured whole, which costs less than the two programs that they would be extrapolated from.
+# Shorter runs are measured whole: nothing has to be extrapolated, and it costs hardly more.
 SHORTEST_FOLDED_RUN = 12
 # Smaller programs are probed whole in a second or two, and nothing has to be extrapolated.
 FEWEST_FOLDED_OPERATIONS = 1200
-# How many repetitions are kept in the two programs that a whole one is extrapolated from. With fewer than four, a TPU
-# keeps what is saved in on-chip memory, and the straight line through both is far off (v5e, libtpu 0.0.52).
-FOLDED_REPETITIONS = (4, 6)
 WORKERS = 2
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What one configuration needs and costs on the target, before it is compiled itself.
-
-    Attributes:
-      required_bytes, peak_bytes, seconds: extrapolated from shortened programs if `folded`, else of the probe.
-      measurements: what they come from: weights that sum to one, and measurements.
-    """
-
-    required_bytes: int
-    peak_bytes: int
-    seconds: float
-    folded: bool
-    measurements: tuple[tuple[float, Measurement], ...]
-
-    def as_measurement(self) -> Measurement:
-        """The figures with their sources; timeline and parts are those of the longest program that was probed."""
-        found = self.measurements[-1][1]
-        if self.folded:
-            found = replace(
-                found,
-                source=Source.PREDICTED,
-                required_bytes=self.required_bytes,
-                peak_bytes=self.peak_bytes,
-                sources={
-                    **found.sources,
-                    "required_bytes": "extrapolated from programs with repeated blocks cut out",
-                    "peak_bytes": "extrapolated from programs with repeated blocks cut out",
-                },
-            )
-        if self.seconds == found.seconds:
-            return found
-        sources = {**found.sources, "seconds": "predicted from cycles of programs like it"}
-        return replace(found, seconds=self.seconds, sources=sources)
 
 
 class Problem:
@@ -98,6 +68,8 @@ class Problem:
         self.compiles = 0
         self.lowering_seconds = 0.0
         self.compiling_seconds = 0.0
+        # the program without regions, shortened to both lengths: what others are extrapolated with
+        self._plain: tuple[tuple[int, Future[Measurement]], tuple[int, Future[Measurement]]] | None = None
         begun = time.monotonic()
         progress("tracing")
         self.traced: Traced = traced_loss(work, own_regions=own_regions)
@@ -115,6 +87,15 @@ class Problem:
         long = [r for r in runs(self.coarse) if r.count * r.period >= SHORTEST_FOLDED_RUN and r.count >= 2]
         work = lambda r: sum(b.flops for b in self.coarse[r.first : r.stop])  # noqa: E731
         return max(long, key=work, default=None)
+
+    @property
+    def probed_operations(self) -> int:
+        """How many operations a program has that is probed: few, where repetitions are cut out."""
+        every, run = len(self.graph.operations), self.repeated
+        if run is None or not self.default_step:
+            return every
+        repeated = self.coarse[run.stop - 1].stop - self.coarse[run.first].start
+        return every - repeated * max(run.count - lengths(1)[1], 0) // run.count
 
     @property
     def default_step(self) -> bool:
@@ -178,47 +159,56 @@ class Problem:
         """Probes configurations, shortened where they repeat.
 
         Args:
-          tasks: a name for progress, the configuration, and after how many blocks it repeats (None: not at all).
+          tasks: a name for progress, the configuration, and after how many repetitions it repeats (None: not at all).
           seconds: reads the time of a probe.
         """
         with ThreadPoolExecutor(WORKERS) as pool:
             waiting = []
             for number, (name, configuration, period) in enumerate(tasks):
                 self.say(f"probing {number + 1} of {len(tasks)}: {name}")
-                waiting.append(self._submit(pool, configuration, period))
-            return [self._combine([(n, f.result()) for n, f in parts], seconds) for parts in waiting]
+                waiting.append(self._submit(pool, configuration, period, seconds))
+            return [finish() for finish in waiting]
 
     def _submit(
-        self, pool: ThreadPoolExecutor, configuration: Configuration, period: int | None
-    ) -> list[tuple[int | None, Future[Measurement]]]:
+        self,
+        pool: ThreadPoolExecutor,
+        configuration: Configuration,
+        period: int | None,
+        seconds: Callable[[Measurement], float],
+    ) -> Callable[[], Figures]:
+        """Begins to probe a configuration, and hands out what waits for its figures."""
         run = self.repeated
-        programs: list[tuple[int | None, Program]] = []
-        if run is not None and period is not None and self.default_step and FOLDED_REPETITIONS[-1] * period < run.count:
-            try:
-                programs = [(n * period, self.shortened(configuration, n * period)) for n in FOLDED_REPETITIONS]
-            except CannotFold:
-                programs = []
-        programs = programs or [(None, self.whole(configuration))]
-        self.probes += len(programs)
-        measure = lambda program: compiler.measure(program, target=self.target, method=Method.PROBE)  # noqa: E731
-        return [(n, pool.submit(measure, program)) for n, program in programs]
+        if run is not None and period is not None and self.default_step and lengths(period)[1] < run.count:
+            with contextlib.suppress(CannotFold):
+                return self._submit_shortened(pool, run, configuration, period, seconds)
+        found = self._probe(pool, self.whole(configuration))
+        return lambda: as_probed(found.result(), seconds)
 
-    def _combine(self, parts: list[tuple[int | None, Measurement]], seconds: Callable[[Measurement], float]) -> Figures:
-        if len(parts) == 1:
-            m = parts[0][1]
-            return Figures(m.required_bytes, m.peak_bytes, seconds(m), folded=False, measurements=((1.0, m),))
-        (few, short), (more, long) = parts
-        assert few is not None and more is not None and self.repeated is not None
-        # the straight line through both, read at the full count
-        weight = (self.repeated.count - few) / (more - few)
-        line = lambda a, b: a + weight * (b - a)  # noqa: E731
-        return Figures(
-            required_bytes=int(line(short.required_bytes, long.required_bytes)),
-            peak_bytes=int(line(short.peak_bytes, long.peak_bytes)),
-            seconds=line(seconds(short), seconds(long)),
-            folded=True,
-            measurements=((1 - weight, short), (weight, long)),
-        )
+    def _submit_shortened(
+        self,
+        pool: ThreadPoolExecutor,
+        run: Run,
+        configuration: Configuration,
+        period: int,
+        seconds: Callable[[Measurement], float],
+    ) -> Callable[[], Figures]:
+        short, long = lengths(period)
+        if self._plain is None:
+            probes = [(n, self._probe(pool, self.shortened(PLAIN, n))) for n in lengths(1)]
+            self._plain = ((probes[0][0], probes[0][1]), (probes[1][0], probes[1][1]))
+        plain = self._plain
+        if configuration == PLAIN:
+            return lambda: from_two(_done(plain[0]), _done(plain[1]), run.count, seconds)
+        last = long, self._probe(pool, self.shortened(configuration, long))
+        kept = kept_in_a_repetition(self.graph, self.coarse, run, configuration, period)
+        if kept is not None:
+            return lambda: from_one(_done(last), (_done(plain[0]), _done(plain[1])), kept, run.count, seconds)
+        first = short, self._probe(pool, self.shortened(configuration, short))
+        return lambda: from_two(_done(first), _done(last), run.count, seconds)
+
+    def _probe(self, pool: ThreadPoolExecutor, program: Program) -> Future[Measurement]:
+        self.probes += 1
+        return pool.submit(compiler.measure, program, target=self.target, method=Method.PROBE)
 
     def compile(self, name: str, configuration: Configuration, options: Options) -> Measurement:
         """A full compile of the whole step."""
@@ -231,19 +221,24 @@ class Problem:
         return measured
 
 
+def _done(probe: tuple[int, Future[Measurement]]) -> Shortened:
+    return Shortened(probe[0], probe[1].result())
+
+
 def fold_run(traced: Traced, chain: Sequence[Block], run: Run, repetitions: int) -> Folded:
-    """Keeps the first `repetitions - 1` repetitions of a run and the last one.
+    """Keeps the first `repetitions` of a run.
+
+    What is left does not depend on how many there were, so that what was measured for one depth serves the others.
 
     Raises:
       CannotFold: repetitions do not hand on the same values.
     """
-    first_dropped = run.first + (repetitions - 1) * run.period
-    last_dropped = run.stop - run.period
-    before, after = chain[first_dropped - 1], chain[last_dropped - 1]
-    if len(before.outputs) != len(after.outputs):
+    first_dropped = run.first + repetitions * run.period
+    before, last = chain[first_dropped - 1], chain[run.stop - 1]
+    if len(before.outputs) != len(last.outputs):
         raise CannotFold("repetitions do not hand on the same values")
-    stands_for = dict(zip(after.outputs, before.outputs, strict=True))
-    return fold(traced, dropped=[(chain[first_dropped].start, chain[last_dropped].start)], stands_for=stands_for)
+    stands_for = dict(zip(last.outputs, before.outputs, strict=True))
+    return fold(traced, dropped=[(chain[first_dropped].start, last.stop)], stands_for=stands_for)
 
 
 def rates_of(target: Target) -> Rates:

@@ -25,6 +25,7 @@ from typing import Any
 
 from rematplan.errors import CompilerError, InputError
 from rematplan.target.cache import FORMAT, Cache
+from rematplan.target.cycles import CycleTable
 from rematplan.target.measurement import Measurement, decode
 from rematplan.target.target import Kind, Target, compiler_versions
 from rematplan.target.workers import POOL, USER_FLAGS
@@ -193,6 +194,8 @@ def _measure(program: Program, options: Options, target: Target, cache: Cache) -
         raise CompilerError(f"{target.name}: the compiler refused {program.name or 'the program'}: {answer['error']}")
     measured = decode(answer["measurement"])
     cache.put(key, measured)
+    if target.kind is Kind.TPU and measured.cycles is not None and measured.costs:
+        CycleTable.remember(measured.costs, cache, target)  # every full compile teaches the prices of the next plan
     return measured
 
 
