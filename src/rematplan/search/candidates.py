@@ -279,7 +279,8 @@ def products_in_one_region(problem: Problem) -> list[Candidate]:
         return []
     ((start, stop),) = ranges
     region = Region(start, stop, policy=DOTS_NO_BATCH)
-    return [Candidate(f"{ONE_REGION}, saving products", by_name(problem.traced, Configuration((region,))), ONE_REGION)]
+    configuration = by_name(problem.traced, Configuration((region,)))
+    return [Candidate(f"{ONE_REGION}, saving products", configuration, ONE_REGION, period=1)]
 
 
 def _candidate(

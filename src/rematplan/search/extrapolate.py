@@ -127,6 +127,15 @@ def from_one(
     )
 
 
+def larger(one: Figures, other: Figures) -> Figures:
+    """Time of the one, the larger need of both: a line through short programs misses what on-chip memory took in them."""
+    return replace(
+        one,
+        required_bytes=max(one.required_bytes, other.required_bytes),
+        peak_bytes=max(one.peak_bytes, other.peak_bytes),
+    )
+
+
 def kept_in_a_repetition(
     graph: Graph, chain: Sequence[Block], run: Run, configuration: Configuration, period: int
 ) -> float | None:
@@ -144,11 +153,16 @@ def kept_in_a_repetition(
     working = [b for b in chain[run.first : run.stop] if b.flops > 0]
     if any(not any(r.start < b.stop and b.start < r.stop for r in regions) for b in working):
         return None
-    kept = {v for r in regions for v in r.saved}
-    for r in regions:
-        read = {v for op in graph.operations[r.start : r.stop] for v in op.inputs}
-        kept |= {v for v in read if graph.producer[v] < r.start}
-    return sum(graph.values[v].bytes for v in kept if low <= graph.producer[v] < high) / run.count
+    saved = {v for r in regions for v in r.saved}
+    read = {v for r in regions for v in _read_from_before(graph, r.start, r.stop)} - saved
+    size = lambda values: sum(graph.values[v].bytes for v in values if low <= graph.producer[v] < high)  # noqa: E731
+    # what the last regions hand on is no region's input any more
+    return size(saved) / run.count + size(read) / max(run.count - period, 1)
+
+
+def _read_from_before(graph: Graph, start: int, stop: int) -> set[int]:
+    """Values that these operations read and earlier ones made."""
+    return {v for op in graph.operations[start:stop] for v in op.inputs if graph.producer[v] < start}
 
 
 def _outputs(m: Measurement) -> int:

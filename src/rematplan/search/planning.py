@@ -101,13 +101,15 @@ class Search:
         tried = self._compiled_before(limit)
         bound: float | None = None
         fitting = 0
-        for _ in range(MOST_COMPILES):
+        while self.problem.compiles - begun[2] < MOST_COMPILES:
             ranked, bound = self._ranked(limit, tried)
             best = _best(tried)
             todo = [r for r in ranked if r[0].configuration not in tried]
             todo = [r for r in todo if best is None or r[1] < WORTH_COMPILING * _time(best.measurement)]
             if not todo:
                 break
+            if self.probes.confirm(todo[0][0].configuration):
+                continue
             compiled = self._compile(todo[0], limit)
             tried[compiled.candidate.configuration] = compiled
             fitting += compiled.measurement.fits_limit is not False
@@ -140,6 +142,8 @@ class Search:
         self.probes.begin(budget)
         tried = self._compiled_before(budget)
         ranked, bound = self._ranked(budget, tried)
+        while ranked and self.probes.confirm(ranked[0][0].configuration):
+            ranked, bound = self._ranked(budget, tried)
         best = _best(tried)
         probed = [r for r in ranked if self.probes.measured[r[0].configuration].figures.measurements]
         expected = [r for r in probed if r[2]["required_bytes"] <= budget]

@@ -101,7 +101,9 @@ class Probes:
 
     def _first_wave(self) -> None:
         """Hand-written configurations, loop bodies, one block a region at every level, others saving nothing."""
-        self._probe([c for c in self._hand_written if not c.compiler_rematerializes])
+        # a deep program is not probed whole for what mixtures of the others predict: all blocks but the last
+        whole = lambda c: self.problem.folds and c.period is None and not c.configuration.loops  # noqa: E731
+        self._probe([c for c in self._hand_written if not c.compiler_rematerializes and not whole(c)])
         loops = in_loops(self.problem, most_levels=LEVELS)
         self._probe(loops)
         if not new_remat():
@@ -131,6 +133,16 @@ class Probes:
             return priced.figures.seconds
         return sum(w * self.prices.seconds(m) for w, m in priced.figures.measurements)
 
+    def confirm(self, configuration: Any) -> bool:
+        """Looks more closely at what was extrapolated from one shortened program; whether there was anything to do."""
+        known = self.measured[configuration]
+        period = known.candidate.period
+        if len(known.figures.measurements) < 3 or period is None:
+            return False
+        figures = self.problem.confirmed(known.figures, configuration, period, self.prices.seconds)
+        self.measured[configuration] = replace(known, figures=figures)
+        return True
+
     def repriced(self) -> list[Priced]:
         """Everything measured, by the newest prices."""
         found = [replace(p, figures=replace(p.figures, seconds=self.seconds_of(p))) for p in self.measured.values()]
@@ -139,6 +151,8 @@ class Probes:
 
     def _trim(self, budget: int, misses: Mapping[Any, int]) -> None:
         """Probes single regions that are over the budget with less saved, so that they just fit."""
+        if self.problem.folds:
+            return  # what is trimmed does not repeat, and would be probed whole
         for p in list(self.measured.values()):
             regions = p.candidate.configuration.regions
             if len(regions) != 1 or not regions[0].saved or p.candidate.grouping == TRIMMED:

@@ -30,6 +30,7 @@ from rematplan.search.extrapolate import (
     from_one,
     from_two,
     kept_in_a_repetition,
+    larger,
     lengths,
 )
 from rematplan.target import compiler
@@ -89,10 +90,15 @@ class Problem:
         return max(long, key=work, default=None)
 
     @property
+    def folds(self) -> bool:
+        """Whether programs that repeat are probed with most repetitions cut out."""
+        return self.repeated is not None and self.default_step
+
+    @property
     def probed_operations(self) -> int:
         """How many operations a program has that is probed: few, where repetitions are cut out."""
         every, run = len(self.graph.operations), self.repeated
-        if run is None or not self.default_step:
+        if run is None or not self.folds:
             return every
         repeated = self.coarse[run.stop - 1].stop - self.coarse[run.first].start
         return every - repeated * max(run.count - lengths(1)[1], 0) // run.count
@@ -178,7 +184,7 @@ class Problem:
     ) -> Callable[[], Figures]:
         """Begins to probe a configuration, and hands out what waits for its figures."""
         run = self.repeated
-        if run is not None and period is not None and self.default_step and lengths(period)[1] < run.count:
+        if run is not None and period is not None and self.folds and lengths(period)[1] < run.count:
             with contextlib.suppress(CannotFold):
                 return self._submit_shortened(pool, run, configuration, period, seconds)
         found = self._probe(pool, self.whole(configuration))
@@ -205,6 +211,18 @@ class Problem:
             return lambda: from_one(_done(last), (_done(plain[0]), _done(plain[1])), kept, run.count, seconds)
         first = short, self._probe(pool, self.shortened(configuration, short))
         return lambda: from_two(_done(first), _done(last), run.count, seconds)
+
+    def confirmed(
+        self, figures: Figures, configuration: Configuration, period: int, seconds: Callable[[Measurement], float]
+    ) -> Figures:
+        """Figures that were extrapolated from one length, with what a second one says."""
+        run = self.repeated
+        assert run is not None
+        short, long = lengths(period)
+        with ThreadPoolExecutor(1) as pool:
+            first = Shortened(short, self._probe(pool, self.shortened(configuration, short)).result())
+        last = Shortened(long, figures.measurements[-1][1])
+        return larger(from_two(first, last, run.count, seconds), figures)
 
     def _probe(self, pool: ThreadPoolExecutor, program: Program) -> Future[Measurement]:
         self.probes += 1
