@@ -49,11 +49,17 @@ def planned(blocks: int, *, confirm: bool) -> tuple[str, ...]:
         started = time.monotonic()
         rp.measure(work, target=TARGET, policy="plain", method="compile")
         plain = time.monotonic() - started
-        row += [f"{problem.compiling_seconds:.1f}", f"{total:.1f}", f"{plain:.1f}", f"{total / plain:.2f}"]
+        row += [
+            f"{problem.compiling_seconds:.1f}",
+            str(problem.compiles),
+            f"{total:.1f}",
+            f"{plain:.1f}",
+            f"{total / plain:.2f}",
+        ]
         row.append(f"{predicted['required_bytes'] / measured.required_bytes - 1:+.1%}")
         row.append(f"{predicted['seconds'] / (measured.seconds or 1.0) - 1:+.1%}")
     else:
-        row += [""] * 6
+        row += [""] * 7
     row.append(f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB:.2f}")
     return tuple(row)
 
@@ -65,14 +71,15 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=list(DEPTHS))
     given = parser.parse_args()
     console = Console(width=160)
-    columns = "blocks tracing lowering search probes confirm total plain ratio".split()
+    columns = "blocks tracing lowering search probes confirm compiles total plain ratio".split()
     table = Table(*columns, "need error", "time error", "GiB")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["REMATPLAN_CACHE"] = folder  # nothing from earlier runs
-        for blocks in given.depths:
+    for blocks in given.depths:
+        with tempfile.TemporaryDirectory() as folder:
+            # nothing from earlier runs, and nothing from other depths, whose shortened programs are the same
+            os.environ["REMATPLAN_CACHE"] = folder
             row = planned(blocks, confirm=blocks <= given.confirm_up_to)
-            console.print(", ".join(row))
-            table.add_row(*row)
+        console.print(", ".join(row))
+        table.add_row(*row)
     console.print(table)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rematplan import findings
+from rematplan._inspect import computed_bytes, residuals_of
 from rematplan._measure import (
     Progress,
     checkpointed,
@@ -18,6 +19,7 @@ from rematplan._measure import (
 from rematplan.budgets import budget_bytes
 from rematplan.errors import CompilerError, PlanMismatch
 from rematplan.planner.baselines import Baseline, baselines
+from rematplan.program.configuration import PLAIN
 from rematplan.program.loss import traced_loss
 from rematplan.records import Comparison, Refused, Row
 from rematplan.target import compiler
@@ -83,7 +85,13 @@ def compare(
         raise CompilerError(
             f"{chosen.name}: no configuration could be measured. {refused[0].name}: {refused[0].reason}"
         )
-    notes = findings.of_target(chosen.kind)
+    kept = computed_bytes(residuals_of(traced, PLAIN))
+    notes = (
+        *findings.of_target(chosen.kind),
+        *findings.of_program(traced),
+        *findings.of_loops(traced.graph),
+        *findings.of_rows(rows, residual_bytes=kept),
+    )
     return Comparison(chosen.name, tuple(rows), budget_bytes=limit, refused=tuple(refused), findings=notes)
 
 

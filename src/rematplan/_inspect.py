@@ -16,7 +16,7 @@ from rematplan._plan import Plan, resolve
 from rematplan.errors import InputError
 from rematplan.program import saved
 from rematplan.program.configuration import PLAIN, Configuration
-from rematplan.program.graph import Graph, Operation
+from rematplan.program.graph import Graph, Operation, ValueKind
 from rematplan.program.loss import traced_loss
 from rematplan.program.saved import Origin, Saved
 from rematplan.program.stamps import Path as OperationPath
@@ -52,11 +52,12 @@ def inspect(work: Workload, *, policy: str | None = None, plan: Plan | str | Pat
         label = policy or "plain"
     found = residuals_of(traced, configuration)
     computed = tuple(_residual(traced, s) for s in found if s.origin is Origin.COMPUTED)
+    stacked = tuple(_residual(traced, s) for s in found if s.origin is Origin.COMPUTED and _from_state(traced.graph, s))
     arguments = tuple(_residual(traced, s) for s in found if s.origin is not Origin.COMPUTED)
     return Inspection(
         residuals=computed,
         arguments=arguments,
-        findings=_findings(traced, configuration, found),
+        findings=(*_findings(traced, configuration, found), *findings.of_residuals(computed, from_state=stacked)),
         configuration=label,
     )
 
@@ -70,11 +71,11 @@ def residuals_of(traced: Traced, configuration: Configuration) -> tuple[Saved, .
 
 
 def _findings(traced: Traced, configuration: Configuration, found: tuple[Saved, ...]) -> tuple[Finding, ...]:
-    here = (*findings.of_program(traced.graph), *findings.of_regions(traced.graph, configuration))
+    here = (*findings.of_program(traced), *findings.of_regions(traced.graph, configuration))
     if configuration == PLAIN:
         return here
     recomputing = findings.without_policies(configuration)
-    compared = findings.of_residuals(
+    compared = findings.of_saving(
         configuration,
         computed_bytes(found),
         plain_bytes=computed_bytes(residuals_of(traced, PLAIN)),
@@ -117,6 +118,22 @@ def _find(graph: Graph, path: OperationPath) -> tuple[Graph, Operation | None]:
             graph = operation.subprogram.graph
         operation = graph.operations[index]
     return graph, operation
+
+
+def _from_state(graph: Graph, saved: Saved) -> bool:
+    """Whether the body of a loop computes a value from parameters alone."""
+    body, operation = _find(graph, saved.operation)
+    if operation is None or body is graph or not saved.primal:
+        return False
+    pending, leaves = [operation], set[int]()
+    while pending:
+        for value in pending.pop().inputs:
+            if body.producer[value] < 0:
+                leaves.add(value)
+            else:
+                pending.append(body.operations[body.producer[value]])
+    kinds = {body.values[v].kind for v in leaves}
+    return ValueKind.PARAMETER in kinds and kinds <= {ValueKind.PARAMETER, ValueKind.CONSTANT}
 
 
 def _name(graph: Graph, operation: Operation | None, saved: Saved) -> str:

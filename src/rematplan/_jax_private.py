@@ -54,6 +54,35 @@ def checkpointing(eqn: Any) -> tuple[str, Any]:
     return kind, held.params["jaxpr"] if held is not None and kind == "region" else None
 
 
+def region_parameters(eqn: Any) -> tuple[Any, bool]:
+    """The policy of a checkpoint region and whether it hinders common subexpressions; the new remat always does."""
+    if eqn.primitive.name == "call_hi_primitive":
+        return eqn.params["_prim"].params.get("policy"), True
+    return eqn.params.get("policy"), bool(eqn.params.get("prevent_cse", True))
+
+
+def given_name(eqn: Any) -> str:
+    """The name that `checkpoint_name` gives with this equation; empty for any other."""
+    if eqn.primitive.name == "name":
+        return str(eqn.params["name"])
+    return str(eqn.params["_prim"].params["name"]) if checkpointing(eqn)[0] == "name" else ""
+
+
+def kept_by_new_remat(policy: Any) -> bool:
+    """Whether JAX's new remat follows a policy: those are data of private classes (0.10.2); others it drops silently."""
+    known = ("SaveOnlyTheseNames", "SaveAnyNamesButThese", "DotsSaveable")
+    return policy is None or type(policy).__name__ in known
+
+
+def answer_of(policy: Any, eqn: Any) -> str:
+    """What a policy says of the results of an equation: "save", "offload" or "recompute"."""
+    answer = policy(eqn.primitive, *[v.aval for v in eqn.invars], **eqn.params)
+    kind = type(answer).__name__  # SaveableType, Offloadable, RecomputeType: private (0.10.2)
+    if kind == "Offloadable":
+        return "offload"
+    return "save" if answer is True or kind == "SaveableType" else "recompute"
+
+
 def new_remat() -> bool:
     """Whether JAX's new implementation of remat is switched on (`jax_remat3`, JAX_REMAT3=1); it has no public test (0.12)."""
     return bool(getattr(jax.config, "jax_remat3", False))

@@ -81,6 +81,7 @@ class Plan:
       baselines: hand-written configurations beside it: name -> figures.
       bound: least seconds under the same menus and cost model, and what that does not cover.
       notes: decisions that a reader should know, such as the user's own regions that were kept.
+      findings: what a user should know about the program that was planned: code, message, module, location, bytes, flops.
       measurement: the full measurement, with its timeline; not part of the file.
     """
 
@@ -99,6 +100,7 @@ class Plan:
     baselines: tuple[Mapping[str, Any], ...] = ()
     bound: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    findings: tuple[Mapping[str, Any], ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     measurement: Measurement | None = field(default=None, compare=False, repr=False)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from rematplan import agreement, apply
+from rematplan import agreement, apply, findings
 from rematplan._measure import Progress, silent
 from rematplan._plan import Plan, describe, resolve
 from rematplan.errors import InputError
@@ -98,6 +98,7 @@ def verify(
         tolerances={dtype: tolerance},
         size=chosen.text,
         differences=differences,
+        findings=findings.of_program(traced),
     )
 
 

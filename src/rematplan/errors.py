@@ -5,7 +5,11 @@ Every message is one paragraph: the number, the cause, the next step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rematplan.records import Finding
 
 
 class RematplanError(Exception):
@@ -26,14 +30,16 @@ class InfeasibleBudget(RematplanError):
     Attributes:
       minimum_bytes: the smallest budget for which a plan was found.
       parts: what that minimum consists of, in bytes, by a readable label.
+      findings: why, where more is known: `budget-below-state`.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, *, minimum_bytes: int, parts: Mapping[str, int]):
+    def __init__(self, message: str, *, minimum_bytes: int, parts: Mapping[str, int], findings: Sequence[Finding] = ()):
         super().__init__(message)
         self.minimum_bytes = minimum_bytes
         self.parts = dict(parts)
+        self.findings = tuple(findings)
 
 
 class PlanMismatch(RematplanError):

@@ -73,12 +73,21 @@ class ResidualGroup:
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a program that a user should know. `code` is stable; `message` is one paragraph."""
+    """Something about a program that a user should know.
+
+    Attributes:
+      code: stable; `docs/findings.md` explains each.
+      message: one paragraph: what, why, what to do.
+      module, location: where, as in `Residual`; empty where it is about the whole.
+      bytes, flops: what is at stake, for one step; None where it is not that.
+    """
 
     code: str
     message: str
     module: str = ""
     location: str = ""
+    bytes: int | None = None
+    flops: float | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +200,7 @@ class PlanRecord(Displayed):
       baselines: rows: hand-written configurations to hold it against.
       bound: `seconds`, and what that rests on.
       status: "fits"; a search that finds nothing that fits raises `InfeasibleBudget` instead.
+      findings: keys of a `Finding`: about the program that was planned.
     """
 
     KIND = "plan"
@@ -203,6 +213,7 @@ class PlanRecord(Displayed):
     budget_bytes: int
     status: str
     notes: tuple[str, ...] = ()
+    findings: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """One key an attribute."""
@@ -254,6 +265,7 @@ class Verification(Displayed):
       tolerances: by dtype, what the errors were held against.
       size: "full", or what was reduced to compute the numbers here.
       differences: what was wrong, one sentence each; empty if it passed.
+      findings: what the program holds that a user should know, whether it passed or not.
     """
 
     KIND = "verify"
@@ -267,6 +279,7 @@ class Verification(Displayed):
     tolerances: Mapping[str, float]
     size: str
     differences: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """One key an attribute."""

@@ -161,6 +161,7 @@ def record_of(document: Mapping[str, Any]) -> dict[str, Any]:
         "budget_bytes": document["budget_bytes"],
         "status": document["status"],
         "notes": list(document["notes"]),
+        "findings": list(document.get("findings", ())),
     }
 
 

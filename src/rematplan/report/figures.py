@@ -175,3 +175,13 @@ def fits(record: Mapping[str, Any], budget_bytes: int) -> bool:
     if record.get("limit_bytes") == budget_bytes and record.get("fits_limit") is not None:
         return bool(record["fits_limit"])
     return record["required_bytes"] <= budget_bytes
+
+
+def at_stake(finding: Mapping[str, Any]) -> list[str]:
+    """Bytes and FLOPs that a finding is about, as words."""
+    found = []
+    if finding.get("bytes"):
+        found.append(f"{format_bytes(finding['bytes'])} at stake")
+    if finding.get("flops"):
+        found.append(f"{format_count(finding['flops'])}FLOP at stake")
+    return found

@@ -92,9 +92,9 @@ def _findings(findings: Sequence[Record]) -> list[RenderableType]:
     lines: list[RenderableType] = [Text()] if findings else []
     for finding in findings:
         where = ", ".join(part for part in (finding.get("module"), finding.get("location")) if part)
-        lines.append(
-            Text.assemble((finding["code"], "bold"), f" {finding['message']}", (f" ({where})" if where else "", "dim"))
-        )
+        stake = ", ".join(figures.at_stake(finding))
+        tail = "".join(f" ({part})" for part in (where, stake) if part)
+        lines.append(Text.assemble((finding["code"], "bold"), f" {finding['message']}", (tail, "dim")))
     return lines
 
 
@@ -112,7 +112,7 @@ def _plan(record: Record) -> RenderableType:
     parts: list[RenderableType] = [*_plan_figures(record), Text("Regions", style="bold")]
     parts += [Text(f"- {line}") for line in region_lines(record["plan"])]
     parts += [Text(f"note: {note}", style="dim") for note in record["notes"]]
-    return Group(*parts)
+    return Group(*parts, *_findings(record["findings"]))
 
 
 def _plan_figures(record: Record) -> list[RenderableType]:
@@ -165,7 +165,7 @@ def _verification(record: Record) -> RenderableType:
     shown.add_row("size of the numerical check", record["size"])
     differences = [Text(f"- {difference}", style="red") for difference in record["differences"]]
     verdict = Text("passed", style="bold green") if record["passed"] else Text("FAILED", style="bold red")
-    return Group(shown, *differences, verdict)
+    return Group(shown, *differences, verdict, *_findings(record["findings"]))
 
 
 def _targets(record: Record) -> RenderableType:

@@ -6,11 +6,13 @@ The work is done by `planning.Search`; what it measured for one budget is kept w
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import weakref
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, TypeVar
 
+from rematplan import findings
 from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
 from rematplan.budgets import budget_bytes
 from rematplan.errors import InfeasibleBudget, InputError
@@ -172,6 +174,7 @@ def _as_plan(search: Search, found: Found) -> Plan:
         baselines=tuple(_without_timeline(row.to_json()) for row in _rows(search)),
         bound=_bound(found),
         notes=_notes(search, found),
+        findings=_findings(search),
         versions=versions(),
         measurement=found.best.measurement,
     )
@@ -189,6 +192,16 @@ def _bound(found: Found) -> dict[str, Any]:
         "not_covered": "other places for regions, save sets between those of the menus, other orders of operations, and "
         "what the compiler makes of a mixture that its parts do not show",
     }
+
+
+def _findings(search: Search) -> tuple[dict[str, Any], ...]:
+    traced = search.problem.traced
+    found = (
+        *findings.of_target(search.target.kind),
+        *findings.of_program(traced),
+        *findings.of_loops(traced.graph),
+    )
+    return tuple(dataclasses.asdict(f) for f in found)
 
 
 def _without_timeline(figures: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ ONE_BLOCK = "regions of one block"
 PARTS = "regions of a part of a block"
 ONE_REGION = "one region around all blocks"
 TRIMMED = "one region, trimmed"
+MIXED = "mixed"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rematplan.planner.chain import Chain, Choice
 from rematplan.planner.chain import Span as ChainSpan
 from rematplan.planner.solve import Solution, ranked
 from rematplan.program.configuration import Configuration, Region
-from rematplan.search.candidates import Candidate, Span
+from rematplan.search.candidates import MIXED, Candidate, Span
 from rematplan.search.extrapolate import Figures
 from rematplan.search.problem import Problem
 
@@ -136,5 +136,5 @@ def _mix(solution: Solution, parts: Parts) -> Mix:
         some, inside = parts[pick.choice.label, pick.span.start, pick.span.stop]
         regions += some
         spans += inside
-    candidate = Candidate(f"mixed: {solution.label}", Configuration(tuple(regions)), "mixed", spans=tuple(spans))
+    candidate = Candidate(f"mixed: {solution.label}", Configuration(tuple(regions)), MIXED, spans=tuple(spans))
     return Mix(candidate, solution.peak_bytes, solution.seconds, solution.bound_seconds)

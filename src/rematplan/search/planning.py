@@ -11,11 +11,10 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+from rematplan import findings
 from rematplan.errors import InfeasibleBudget
 from rematplan.program.configuration import Offload, OwnRegions
-from rematplan.search.candidates import (
-    Candidate,
-)
+from rematplan.search.candidates import MIXED, Candidate
 from rematplan.search.extrapolate import Figures
 from rematplan.search.prices import Prices
 from rematplan.search.probing import Probes
@@ -180,7 +179,8 @@ class Search:
         most = limit if limit is not None else 1 << 62
         margin = _margins(tried, most)
         unfit = {k: c.measurement for k, c in tried.items() if c.measurement.fits_limit is False}
-        least = self.probes.make(most, {k: max(m.required_bytes, most + 1) for k, m in unfit.items()})
+        misses = {k: max(m.required_bytes, most + 1) for k, m in unfit.items()}
+        least = self.probes.make(most, misses, mixed_margin=margin.get(MIXED, 0))
         measured = self.probes.measured.values()
         rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in measured]
         need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)  # noqa: E731
@@ -224,7 +224,12 @@ class Search:
             f"({candidate.name}) needs {format_bytes_up(smallest)} ({listed}). Raise the budget to that, cut the batch, "
             "or shard."
         )
-        return InfeasibleBudget(message, minimum_bytes=smallest, parts=parts)
+        hopeless = findings.of_budget(
+            argument_bytes=m.argument_bytes, output_bytes=m.output_bytes - m.alias_bytes, budget_bytes=limit or 0
+        )
+        if hopeless:
+            message += f" {hopeless[0].code}: {hopeless[0].message}"
+        return InfeasibleBudget(message, minimum_bytes=smallest, parts=parts, findings=hopeless)
 
 
 def _margins(tried: dict[Any, Compiled], budget: int) -> dict[str, int]:
@@ -232,7 +237,7 @@ def _margins(tried: dict[Any, Compiled], budget: int) -> dict[str, int]:
     margins: dict[str, int] = {}
     for c in tried.values():
         if c.measurement.fits_limit is False:
-            short = budget - int(c.predicted["required_bytes"]) + 1
+            short = max(c.measurement.required_bytes, budget + 1) - int(c.predicted["required_bytes"])
             margins[c.candidate.grouping] = max(margins.get(c.candidate.grouping, 0), short)
     return margins
 

@@ -13,6 +13,7 @@ from typing import Any
 from rematplan._jax_private import new_remat
 from rematplan.program.configuration import Offload
 from rematplan.search.candidates import (
+    MIXED,
     ONE_BLOCK,
     ONE_REGION,
     TRIMMED,
@@ -42,6 +43,8 @@ MIX_ROUNDS = 2
 # Nests are predicted less well; where one level of regions fits, a nest has to promise this much.
 WORTH_NESTING = 0.97
 NEST_ROUNDS = 3
+# A mixture of a deep program is not probed before it is compiled, which takes long: it is made to need so much less.
+UNPROBED_MARGIN = 0.01
 
 
 class Probes:
@@ -70,18 +73,19 @@ class Probes:
         self._left = max(self._left, PROBES_PER_BUDGET + MIXES * MIX_ROUNDS)
         self._second_wave(budget)
 
-    def make(self, budget: int, misses: Mapping[Any, int]) -> list[float]:
+    def make(self, budget: int, misses: Mapping[Any, int], *, mixed_margin: int) -> list[float]:
         """Probes candidates that are made to fit a budget.
 
         Args:
           misses: what configurations turned out to need that were compiled under the budget and did not fit.
+          mixed_margin: bytes that mixtures turned out to need beyond what was predicted.
 
         Returns:
           By kind of candidate, seconds that none of them is faster than, by the prices so far.
         """
         priced = self.repriced()
         plain = next(p.figures for p in priced if p.candidate.name == "plain")
-        least = [self._mix(plain, priced, budget), self._split_loops(budget), self._nest(plain, budget)]
+        least = [self._mix(plain, priced, budget, mixed_margin), self._split_loops(budget), self._nest(plain, budget)]
         self._trim(budget, misses)
         return [seconds for seconds in least if seconds is not None]
 
@@ -161,20 +165,22 @@ class Probes:
             if needs > budget:
                 self._probe(trimmed(self.problem, p.candidate, needs - budget))
 
-    def _mix(self, plain: Figures, priced: Sequence[Priced], budget: int) -> float | None:
+    def _mix(self, plain: Figures, priced: Sequence[Priced], budget: int, margin: int) -> float | None:
         """Probes the chain's fastest mixtures; where they need more than it said, asks it again for so much less.
 
         Returns:
           The chain's least seconds under the budget; None if it has no selection that fits.
         """
-        uniform = [p for p in priced if p.candidate.grouping != "mixed"]
-        room, bound = budget, None
+        uniform = [p for p in priced if p.candidate.grouping != MIXED]
+        if self.problem.folds:
+            margin = max(margin, int(UNPROBED_MARGIN * budget))
+        room, bound = budget - margin, None
         for _ in range(MIX_ROUNDS):
             mixed = mixes(self.problem, plain, uniform, budget_bytes=room, count=MIXES)
             if not mixed:
                 break
             bound = bound if bound is not None else min(m.bound_seconds for m in mixed)
-            if self.problem.repeated is not None:
+            if self.problem.folds:
                 # a mixture does not repeat: its probe would cost in proportion to depth, and peaks of chains add up
                 self._predict(mixed)
                 break
@@ -183,7 +189,7 @@ class Probes:
             over = [p.figures.required_bytes - m.predicted_bytes for m, p in probed if p is not None]
             if not over or any(p is not None and p.figures.required_bytes <= budget for _, p in probed):
                 break
-            room = min(room, budget) - max(min(over), 1)
+            room -= max(min(over), 1)
         return bound
 
     def _predict(self, mixed: Sequence[Mix]) -> None:
