@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import optax
 from jax._src import source_info_util  # no public way from an equation to its user frame (0.10.2)
+from jax._src.ad_checkpoint import name_p  # what policies are asked about has no public name (0.10.2)
 from jax._src.named_sharding import UnspecifiedValue  # jit's "no sharding given" marker has no public test (0.10.2)
 
 # frames of these packages are not the user's
@@ -71,12 +72,15 @@ def given_name(eqn: Any) -> str:
 def kept_by_new_remat(policy: Any) -> bool:
     """Whether JAX's new remat follows a policy: those are data of private classes (0.10.2); others it drops silently."""
     known = ("SaveOnlyTheseNames", "SaveAnyNamesButThese", "DotsSaveable")
-    return policy is None or type(policy).__name__ in known
+    return policy in (None, jax.checkpoint_policies.nothing_saveable) or type(policy).__name__ in known
 
 
 def answer_of(policy: Any, eqn: Any) -> str:
     """What a policy says of the results of an equation: "save", "offload" or "recompute"."""
-    answer = policy(eqn.primitive, *[v.aval for v in eqn.invars], **eqn.params)
+    name = given_name(eqn)
+    avals = [v.aval for v in eqn.invars]
+    # policies know names by the primitive that gives them, which the new remat does not use
+    answer = policy(name_p, *avals, name=name) if name else policy(eqn.primitive, *avals, **eqn.params)
     kind = type(answer).__name__  # SaveableType, Offloadable, RecomputeType: private (0.10.2)
     if kind == "Offloadable":
         return "offload"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import jax
 
+from rematplan import _jax_private
 from rematplan.captured import captured, explain
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.lift import Lifted, Program, lift
@@ -117,6 +118,12 @@ def remat(
         raise InputError(f"remat takes a function, but got a {type(f).__name__}")
     if plan is not None and policy is not None:
         raise InputError("a plan already says what is kept: give either plan= or policy=, not both")
+    if _jax_private.new_remat() and not _jax_private.kept_by_new_remat(policy):
+        raise InputError(
+            f"JAX's new rematerialization (jax_remat3) ignores the policy {getattr(policy, '__qualname__', policy)!r} without "
+            "a word and would save nothing: it knows save_only_these_names, save_any_names_but_these, dots_saveable and "
+            "dots_with_no_batch_dims_saveable. Use one of these, a plan, or JAX_REMAT3=0."
+        )
     try:
         mismatch = OnMismatch(on_mismatch)
     except ValueError:

@@ -24,6 +24,7 @@ from rematplan.program import evaluate
 from rematplan.program.alike import in_module, inside_of, shared
 from rematplan.program.configuration import Configuration, LoopPlan, Region
 from rematplan.program.residuals import is_inexact, with_named_residuals
+from rematplan.program.saving import honoured
 from rematplan.program.trace import Detail, Equation, Traced, trace
 
 
@@ -64,6 +65,7 @@ def configured(traced: Traced, configuration: Configuration) -> Callable[..., li
         overlap.
       InputError: regions inside regions under an implementation of remat that does not honour them.
     """
+    configuration = honoured(traced, configuration)
     if _jax_private.new_remat():
         _refuse_under_new_remat(configuration)
     _check(traced, configuration.regions, 0, len(traced.equations))

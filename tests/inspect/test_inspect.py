@@ -18,7 +18,17 @@ from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import nbytes
 from rematplan.records import Inspection
-from tests.inspect.models import ACTIVATION, BATCH, FEATURES, LAYERS, SMALL, TANH_KEEPS_ITSELF, small, tanh_model
+from tests.inspect.models import (
+    ACTIVATION,
+    BATCH,
+    CLASSIC,
+    FEATURES,
+    LAYERS,
+    SMALL,
+    TANH_KEEPS_ITSELF,
+    small,
+    tanh_model,
+)
 
 
 @functools.cache
@@ -95,6 +105,10 @@ def test_a_policy_keeps_what_it_says():
     assert per_block.configuration == "per-block"
     dots = rp.inspect(tanh_model(), policy="dots")
     assert [r.operation for r in dots.residuals].count("dot_general") == LAYERS
+
+
+@CLASSIC
+def test_everything_saveable_keeps_everything():
     assert rp.inspect(tanh_model(), policy="everything_saveable").total_bytes == rp.inspect(tanh_model()).total_bytes
 
 

@@ -38,7 +38,7 @@ class Layer(nnx.Module):
         self.count[...] += 1
         return jnp.sin(jnp.sin(self.linear(x)))
 
-    @rp.remat(policy=jax.checkpoint_policies.everything_saveable, static_argnums=(2,))
+    @rp.remat(policy=jax.checkpoint_policies.dots_saveable, static_argnums=(2,))
     def repeated(self, x, times):
         for _ in range(times):
             x = self(x)
@@ -329,3 +329,17 @@ def test_no_warning_in_ordinary_use():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         nnx.jit(nnx.grad(rp.remat(lambda model, x: model(x).sum())))(Layer(nnx.Rngs(0)), X)
+
+
+def test_a_policy_that_jaxs_new_remat_would_drop_is_refused(monkeypatch):
+    policies = jax.checkpoint_policies
+    monkeypatch.setattr("rematplan._jax_private.new_remat", lambda: True)
+    for dropped in (
+        policies.everything_saveable,
+        policies.save_anything_except_these_names("a"),
+        lambda *_, **__: True,
+    ):
+        with pytest.raises(InputError, match="jax_remat3"):
+            rp.remat(jnp.sin, policy=dropped)
+    for kept in (None, policies.nothing_saveable, policies.dots_saveable, policies.save_only_these_names("a")):
+        assert callable(rp.remat(jnp.sin, policy=kept))

@@ -12,6 +12,8 @@ from typing import Any
 
 from jax.extend import core as jex
 
+from rematplan import _jax_private
+
 _MOVES = frozenset(
     "reshape broadcast_in_dim convert_element_type squeeze stop_gradient iota split slice transpose expand_dims copy "
     "copy_p concatenate pad gather dynamic_slice dynamic_update_slice name optimization_barrier rev sharding_constraint "
@@ -57,6 +59,9 @@ def nested_jaxprs(eqn: Any) -> Iterator[tuple[str, Any]]:
                 yield key, item
             elif isinstance(item, jex.Jaxpr):
                 yield key, jex.ClosedJaxpr(item, ())
+    kind, body = _jax_private.checkpointing(eqn)
+    if kind == "region":
+        yield "jaxpr", body
 
 
 def _elements(atoms: Any) -> int:

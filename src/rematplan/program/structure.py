@@ -125,10 +125,8 @@ def _opened(eqn: Any) -> Any:
     if name in INLINED:
         shardings = (*eqn.params.get("in_shardings", ()), *eqn.params.get("out_shardings", ()))
         return bodies[0] if all(map(_jax_private.is_unspecified, shardings)) else None
-    if name in _REGIONS:
+    if name in _REGIONS or _jax_private.checkpointing(eqn)[0] == "region":
         return bodies[0]
-    if _jax_private.checkpointing(eqn)[0] == "region":
-        return _jax_private.checkpointing(eqn)[1]
     # the wrapper that `apply` puts around an operation whose derivative reads its own output hands on its first operands
     if name == "custom_jvp_call" and not bodies[0].jaxpr.eqns:
         return bodies[0]

@@ -329,7 +329,7 @@ def _subprogram(eqn: Any, cache: dict[Any, Any], detail: Detail) -> tuple[Subpro
     nested = [j for _, j in flops.nested_jaxprs(eqn)]
     if not nested:
         return None, None
-    kind = NESTINGS.get(eqn.primitive.name, Nesting.OPAQUE)
+    kind = NESTINGS.get(eqn.primitive.name, Nesting.OPAQUE if region_body(eqn) is None else Nesting.REGION)
     key = ("body", *(id(j) for j in nested))
     if key not in cache:
         body = nested[0]

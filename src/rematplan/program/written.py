@@ -118,6 +118,7 @@ class _Context:
 
     depth: int = 0
     in_loop: bool = False
+    has_axes: bool = False  # in a shard_map: what communicates cannot be differentiated by itself
     carries: frozenset[Any] = frozenset()
 
 
@@ -131,7 +132,8 @@ def _walk(
         depth = context.depth + (region_body(eqn) is not None)
         for body in _bodies(eqn):
             in_loop = context.in_loop or eqn.primitive.name in _LOOPS
-            inner = _Context(depth, in_loop, _carries(eqn, body, context.carries))
+            has_axes = context.has_axes or eqn.primitive.name == "shard_map"
+            inner = _Context(depth, in_loop, has_axes, _carries(eqn, body, context.carries))
             yield from _walk([(e, "") for e in body.eqns], _inside(eqn, place), inner)
 
 
@@ -146,9 +148,6 @@ def _inside(eqn: Any, place: Place) -> Place:
 
 
 def _bodies(eqn: Any) -> list[Any]:
-    region = region_body(eqn)
-    if region is not None:
-        return [getattr(region, "jaxpr", region)]
     return [closed.jaxpr for _, closed in flops.nested_jaxprs(eqn)]
 
 
@@ -176,7 +175,7 @@ def _region(eqn: Any, place: Place, context: _Context) -> WrittenRegion:
         policy=policy,
         asked=names_in(policy),
         seen=seen,
-        named_but_recomputed=_recomputed_all_the_same(body, saved) if saved else (),
+        named_but_recomputed=_recomputed_all_the_same(body, saved) if saved and not context.has_axes else (),
         flops=flops.of_jaxpr(body),
     )
 

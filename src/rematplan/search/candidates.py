@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-import jax
-
 from rematplan.planner.baselines import DOTS_NO_BATCH, baselines, heavy_loops
 from rematplan.planner.blocks import Block, Granularity, blocks
 from rematplan.planner.menu import SaveSet, menu, stretch
 from rematplan.program.configuration import Configuration, Region, in_every_iteration
 from rematplan.program.graph import Graph, Subprogram, ValueKind
-from rematplan.program.trace import Traced
+from rematplan.program.saving import by_name
 from rematplan.search.problem import Problem
 from rematplan.units import format_bytes
 
@@ -95,26 +93,6 @@ def hand_written(problem: Problem) -> list[Candidate]:
             )
         )
     return found
-
-
-def by_name(traced: Traced, configuration: Configuration) -> Configuration:
-    """The same configuration with every policy replaced by the values that it saves, as a plan can say it."""
-
-    def named(region: Region) -> Region:
-        if region.policy is None:
-            return region
-        policy = getattr(jax.checkpoint_policies, region.policy)
-        saved = frozenset(
-            output
-            for equation in traced.equations[region.start : region.stop]
-            if policy(equation.eqn.primitive, *[a.aval for a in equation.eqn.invars], **equation.eqn.params)
-            for output in equation.outputs
-            if output >= 0
-        )
-        return replace(region, policy=None, saved=saved)
-
-    inside = configuration.with_bodies(lambda index, body: by_name(traced.bodies[index], body))
-    return replace(inside, regions=tuple(map(named, configuration.regions)))
 
 
 def _aligned(problem: Problem, configuration: Configuration) -> bool:

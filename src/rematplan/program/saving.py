@@ -1,0 +1,45 @@
+"""Policies as the values that they save.
+
+Comes in: a configuration in whose regions policies of `jax.checkpoint_policies` decide. Goes out: the same with the values
+that they save, as a plan can say it, and as every implementation of remat honours it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+
+from rematplan import _jax_private
+from rematplan.program.configuration import Configuration, Region
+from rematplan.program.trace import Traced
+
+
+def by_name(traced: Traced, configuration: Configuration) -> Configuration:
+    """The same configuration with every policy replaced by the values that it saves, as a plan can say it."""
+
+    def named(region: Region) -> Region:
+        if region.policy is None:
+            return region
+        policy = getattr(jax.checkpoint_policies, region.policy)
+        saved = frozenset(
+            output
+            for equation in traced.equations[region.start : region.stop]
+            if policy(equation.eqn.primitive, *[a.aval for a in equation.eqn.invars], **equation.eqn.params)
+            for output in equation.outputs
+            if output >= 0
+        )
+        return replace(region, policy=None, saved=saved)
+
+    inside = configuration.with_bodies(lambda index, body: by_name(traced.bodies[index], body))
+    return replace(inside, regions=tuple(map(named, configuration.regions)))
+
+
+def honoured(traced: Traced, configuration: Configuration) -> Configuration:
+    """The same configuration, with values in place of the policies that JAX's new remat would drop without a word."""
+    if not _jax_private.new_remat():
+        return configuration
+    bodies = [body for _, loop in configuration.loops for body in loop.variants()]
+    policies = {r.policy for c in (configuration, *bodies) for r in c.all_regions() if r.policy is not None}
+    kept = [_jax_private.kept_by_new_remat(getattr(jax.checkpoint_policies, name)) for name in policies]
+    return configuration if all(kept) else by_name(traced, configuration)
