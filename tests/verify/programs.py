@@ -154,14 +154,14 @@ def traced_program(seed: int, length: int) -> tuple[Traced, tuple[Array, ...], t
     return with_residuals(trace(function, given, differentiated=[0, 1])), given, kinds
 
 
-def configuration(rng: random.Random, traced: Traced, *, in_loop: bool = False) -> Configuration:
-    """Random regions that save random values, some inside others, in the bodies of loops too."""
+def configuration(rng: random.Random, traced: Traced, *, in_loop: bool = False, nesting: int = 2) -> Configuration:
+    """Random regions that save random values, in the bodies of loops too, up to so many more levels inside each other."""
     loops = tuple(
-        (index, in_every_iteration(configuration(rng, body, in_loop=True)))
+        (index, in_every_iteration(configuration(rng, body, in_loop=True, nesting=nesting)))
         for index, body in traced.bodies.items()
         if rng.random() < 0.7
     )
-    regions = _regions(rng, traced, (0, len(traced.graph.operations)), prevent_cse=not in_loop, nesting=2)
+    regions = _regions(rng, traced, (0, len(traced.graph.operations)), prevent_cse=not in_loop, nesting=nesting)
     return Configuration(regions, loops)
 
 

@@ -33,9 +33,10 @@ class Priced:
 
 @dataclass(frozen=True)
 class Mix:
-    """A candidate that mixes others, and what the chain predicts for it."""
+    """A candidate that mixes others, which are called `sources`, and what the chain predicts for it."""
 
     candidate: Candidate
+    sources: frozenset[str]
     predicted_bytes: int
     predicted_seconds: float
     bound_seconds: float
@@ -137,4 +138,5 @@ def _mix(solution: Solution, parts: Parts) -> Mix:
         regions += some
         spans += inside
     candidate = Candidate(f"mixed: {solution.label}", Configuration(tuple(regions)), MIXED, spans=tuple(spans))
-    return Mix(candidate, solution.peak_bytes, solution.seconds, solution.bound_seconds)
+    sources = frozenset(pick.choice.label for pick in solution.selection)
+    return Mix(candidate, sources, solution.peak_bytes, solution.seconds, solution.bound_seconds)

@@ -44,7 +44,7 @@ MIX_ROUNDS = 2
 WORTH_NESTING = 0.97
 NEST_ROUNDS = 3
 # A mixture of a deep program is not probed before it is compiled, which takes long: it is made to need so much less.
-UNPROBED_MARGIN = 0.01
+UNPROBED_MARGIN = 0.015
 
 
 class Probes:
@@ -147,6 +147,11 @@ class Probes:
         self.measured[configuration] = replace(known, figures=figures)
         return True
 
+    def _confirm_all(self, names: frozenset[str]) -> bool:
+        """Looks more closely at what a mixture is made of; whether there was anything to do."""
+        chosen = [k for k, p in self.measured.items() if p.candidate.name in names and not p.candidate.hand_written]
+        return any([self.confirm(configuration) for configuration in chosen])
+
     def repriced(self) -> list[Priced]:
         """Everything measured, by the newest prices."""
         found = [replace(p, figures=replace(p.figures, seconds=self.seconds_of(p))) for p in self.measured.values()]
@@ -182,6 +187,10 @@ class Probes:
             bound = bound if bound is not None else min(m.bound_seconds for m in mixed)
             if self.problem.folds:
                 # a mixture does not repeat: its probe would cost in proportion to depth, and peaks of chains add up
+                sources = frozenset[str]().union(*(m.sources for m in mixed))
+                if self._confirm_all(sources):
+                    uniform = [p for p in self.repriced() if p.candidate.grouping != MIXED]
+                    mixed = mixes(self.problem, plain, uniform, budget_bytes=room, count=MIXES) or mixed
                 self._predict(mixed)
                 break
             self._probe([m.candidate for m in mixed])

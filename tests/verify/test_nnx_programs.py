@@ -1,0 +1,80 @@
+"""Random NNX models under random plans: the same program, recomputed as planned, and for some the same numbers and state."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import jax
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rematplan as rp
+from rematplan import apply
+from rematplan._plan import Plan, describe
+from rematplan.planner.menu import stretch
+from rematplan.planner.price import Rates
+from rematplan.program import recomputed, structure
+from rematplan.program.configuration import Configuration
+from rematplan.program.loss import traced_loss
+from rematplan.program.trace import Traced
+from tests.verify import nnx_programs, programs
+
+REMAT3 = bool(getattr(jax.config, "jax_remat3", False))
+# `make test-long` asks for more.
+MANY = int(os.environ.get("REMATPLAN_TEST_PROGRAMS", "40"))
+PLANS_OF_ONE_MODEL = 5
+MODELS = 100
+RATES = Rates({"float32": 1e12}, 1e11)
+seeds = st.integers(0, 1 << 30)
+relaxed = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+def random_plan(rng: random.Random, traced: Traced) -> Configuration:
+    nesting = 0 if REMAT3 else 2
+    return programs.configuration(rng, traced, nesting=nesting)
+
+
+@pytest.mark.slow
+@settings(max_examples=MODELS, deadline=None, derandomize=True, suppress_health_check=relaxed)
+@given(spec=nnx_programs.specs, seed=seeds)
+def test_the_same_program_and_nothing_recomputed_but_what_the_plan_says(spec, seed):
+    work = nnx_programs.workload(spec)
+    traced = traced_loss(work)
+    lifted = work.lift(scopes=True)
+    original = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
+    rng = random.Random(seed)
+    for _ in range(PLANS_OF_ONE_MODEL):
+        configuration = random_plan(rng, traced)
+        planned = jax.make_jaxpr(apply.configured(traced, configuration))(*lifted.leaves)
+        assert structure.differences(original, planned) == ()
+        assert recomputed.saved_as_planned(traced, configuration) == ()
+        referee_agrees(traced, configuration)
+
+
+def referee_agrees(traced: Traced, configuration: Configuration) -> None:
+    """The planner's model of a region recomputes the operations that the derivative rules say."""
+    expected = {path[0] for path in recomputed.planned(traced, Configuration(configuration.regions))}
+    found = set()
+    for region in configuration.regions:
+        if region.inner:
+            return
+        problem = stretch(traced.graph, region.start, region.stop, rates=RATES)
+        found.update(problem.recomputed(region.saved))
+    assert found == expected
+
+
+@pytest.mark.slow
+@settings(max_examples=MANY, deadline=None, derandomize=True, suppress_health_check=relaxed)
+@given(spec=nnx_programs.specs, seed=seeds)
+def test_the_same_numbers_gradients_and_state(spec, seed):
+    work = nnx_programs.workload(spec)
+    traced = traced_loss(work)
+    configuration = random_plan(random.Random(seed), traced)
+    regions, loops = describe(configuration, traced.graph, {i: body.graph for i, body in traced.bodies.items()})
+    plan = Plan(regions, loops, fingerprint=traced.graph.fingerprint)
+    checked = rp.verify(work, plan=plan, scale="full")
+    assert checked.passed, checked.differences
+    assert checked.gradients_max_error is not None
+    assert checked.state_equal
