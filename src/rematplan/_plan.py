@@ -142,14 +142,14 @@ class Plan:
             return _from_json(source, "the plan")
         path = Path(source)
         try:
-            text = path.read_text()
-        except OSError as error:
+            raw = path.read_bytes()
+        except (OSError, ValueError) as error:  # ValueError: a null byte in the path
             raise InputError(
-                f"plan {path} cannot be read: {error.strerror or error}; give the file that `-o` wrote"
+                f"plan {path} cannot be read: {getattr(error, 'strerror', None) or error}; give the file that `-o` wrote"
             ) from error
         try:
-            content = json.loads(text)
-        except ValueError as error:
+            content = json.loads(raw.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
             raise PlanMismatch(
                 f"plan {path} is not valid JSON ({error}); the file was cut short or edited by hand: write it again "
                 "with `rematplan plan -o`"
@@ -179,35 +179,73 @@ def _from_json(content: Any, label: str) -> Plan:
             "or use the rematplan that wrote it"
         )
     try:
-        known = {f.name for f in dataclasses.fields(Plan)} - {"measurement", "regions", "loops", "own_regions", "name"}
-        values = {k: _frozen(v) for k, v in content.items() if k in known}
-        regions = tuple(_region(r) for r in content["regions"])
-        loops = tuple(map(_loop, content["loops"]))
+        values = {key: _typed(content[key], kind, key) for key, kind in _FIELDS.items() if key in content}
+        regions = tuple(_region(r) for r in _typed(content["regions"], list, "regions"))
+        loops = tuple(_loop(each) for each in _typed(content["loops"], list, "loops"))
         own = OwnRegions(content.get("own_regions", OwnRegions.KEEP.value))
-        return Plan(regions=regions, loops=loops, own_regions=own, name=content.get("workload", ""), **values)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        name = _typed(content.get("workload", ""), str, "workload")
+        return Plan(regions=regions, loops=loops, own_regions=own, name=name, **values)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise PlanMismatch(f"{label} is incomplete ({error!r}); write it again with `rematplan plan -o`") from error
 
 
-def _region(content: Mapping[str, Any]) -> PlanRegion:
+# Fields of a plan file besides what it does, and their types; `Mapping` and `list` hold JSON.
+_FIELDS: dict[str, Any] = {
+    "fingerprint": str,
+    "modules": Mapping,
+    "shapes": str,
+    "target": str,
+    "budget_bytes": (int, type(None)),
+    "status": str,
+    "predicted": Mapping,
+    "measured": Mapping,
+    "baselines": list,
+    "bound": Mapping,
+    "notes": list,
+    "findings": list,
+    "versions": Mapping,
+}
+
+
+def _typed(value: Any, kind: Any, what: str, *, of: type | None = None) -> Any:
+    """The value if it is of that type, and a list's elements of theirs; lists become tuples.
+
+    Raises:
+      TypeError: it is not.
+    """
+    accepted = (list, tuple) if kind is list else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{what} is {value!r:.60}")
+    if isinstance(value, (list, tuple)):
+        inner = of or (str if what == "notes" else Mapping if what in ("baselines", "findings") else object)
+        for each in value:
+            if not isinstance(each, inner):
+                raise TypeError(f"{what} holds {each!r:.60}")
+        return tuple(value)
+    return value
+
+
+def _region(content: Any) -> PlanRegion:
+    content = _typed(content, Mapping, "a region")
     return PlanRegion(
-        first=content["first"],
-        last=content["last"],
-        saved=tuple(content["saved"]),
-        module=content.get("module", ""),
-        prevent_cse=content.get("prevent_cse", True),
-        inner=tuple(map(_region, content.get("inner", ()))),
-        offloaded=tuple(content.get("offloaded", ())),
+        first=_typed(content["first"], str, "first"),
+        last=_typed(content["last"], str, "last"),
+        saved=_typed(content["saved"], list, "saved", of=str),
+        module=_typed(content.get("module", ""), str, "module"),
+        prevent_cse=_typed(content.get("prevent_cse", True), bool, "prevent_cse"),
+        inner=tuple(map(_region, _typed(content.get("inner", []), list, "inner"))),
+        offloaded=_typed(content.get("offloaded", []), list, "offloaded", of=str),
     )
 
 
-def _loop(content: Mapping[str, Any]) -> PlanLoop:
-    regions = tuple(map(_region, content["regions"]))
-    return PlanLoop(content["operation"], regions, content.get("iterations"), content.get("chunk", 0))
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _loop(content: Any) -> PlanLoop:
+    content = _typed(content, Mapping, "a loop")
+    iterations = _typed(content.get("iterations"), (int, type(None)), "iterations")
+    chunk = _typed(content.get("chunk", 0), int, "chunk")
+    if chunk < 0 or (iterations is not None and iterations < 1):
+        raise ValueError(f"{iterations} iterations in chunks of {chunk}")
+    regions = tuple(map(_region, _typed(content["regions"], list, "regions")))
+    return PlanLoop(_typed(content["operation"], str, "operation"), regions, iterations, chunk)
 
 
 def describe(
@@ -291,6 +329,15 @@ def _resolved(regions: Sequence[PlanRegion], graph: Graph) -> tuple[Region, ...]
             )
         start, stop = operation[region.first], operation[region.last] + 1
         saved = frozenset(value[n] for n in region.saved)
+        wrong = ""
+        if stop <= start:
+            wrong = "ends before it begins"
+        elif any(not start <= graph.producer[v] < stop for v in saved):
+            wrong = "saves what is not computed in it"
+        elif not set(region.offloaded) <= set(region.saved):
+            wrong = "offloads what it does not save"
+        if wrong:
+            raise PlanMismatch(f"the plan's region from {region.first!r} to {region.last!r} {wrong}; plan again")
         return Region(
             start,
             stop,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options
-from rematplan.errors import InputError
+from rematplan.errors import InputError, PlanMismatch
 from rematplan.report import run as runs
 from rematplan.report.files import check_destination, write_text
 
@@ -56,5 +56,12 @@ def _show_plan(file: Path, *, code: bool, json: bool) -> dict[str, Any]:
     elif code:
         sys.stdout.write(plan_code(plan))
     else:
-        terminal.stdout().print(terminal.render("plan", record_of(plan.to_json())))
+        try:
+            shown = terminal.render("plan", record_of(plan.to_json()))
+            with terminal.stdout().capture():
+                terminal.stdout().print(shown)
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+            # what a plan does has been checked; its figures are only looked at here
+            raise PlanMismatch(f"the figures in {file} cannot be read ({error!r}); plan again") from error
+        terminal.stdout().print(shown)
     return plan.to_json()

@@ -150,7 +150,8 @@ class Probes:
     def _confirm_all(self, names: frozenset[str]) -> bool:
         """Looks more closely at what a mixture is made of; whether there was anything to do."""
         chosen = [k for k, p in self.measured.items() if p.candidate.name in names and not p.candidate.hand_written]
-        return any([self.confirm(configuration) for configuration in chosen])
+        confirmed = [self.confirm(configuration) for configuration in chosen]
+        return any(confirmed)
 
     def repriced(self) -> list[Priced]:
         """Everything measured, by the newest prices."""
