@@ -13,11 +13,11 @@ DEMO_OUT ?= rematplan-demo
 # Two workers: compile children of the tests take a core each.
 PYTEST_ARGS ?= -n 2
 
-.PHONY: demo test fast check lint types imports check-newest clean help
+.PHONY: demo test test-long fast check lint types imports check-newest clean help
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
-	@echo "make check   lint, types, import rules and tests;  make fast   quick tests only;  make clean   remove what was made"
+	@echo "make check   lint, types, import rules and tests;  make fast   quick tests only;  make test-long   many random models;  make clean   remove what was made"
 
 demo: $(VENV)/.demo
 	$(BIN)/rematplan demo --force --out $(DEMO_OUT)
@@ -25,6 +25,10 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(BIN)/pytest -m "" $(PYTEST_ARGS)
+
+# 500 random NNX models with numbers, gradients and state; `test` computes those of 40.
+test-long: $(VENV)/.dev
+	REMATPLAN_TEST_PROGRAMS=500 $(BIN)/pytest -m "" $(PYTEST_ARGS) tests/verify/test_nnx_programs.py
 
 fast: $(VENV)/.dev
 	$(BIN)/pytest $(PYTEST_ARGS)

@@ -154,7 +154,7 @@ class _Applied:
         for index in range(start, stop):
             equation, operation = traced.equations[index], traced.graph.operations[index]
             loop = self._configuration.loop(index)
-            named = {o: names[o] for o in equation.outputs if o in names}
+            named = {o: names[o] for o in equation.outputs if o in names and _can_be_named(equation)}
             own = bool(named) and not set(named).isdisjoint(operation.needed)
             if module is not None:
                 equation = in_module(equation, module, operation.module)
@@ -202,6 +202,13 @@ class _Applied:
 
         function = jax.checkpoint(body, policy=_policy(region, names), prevent_cse=region.prevent_cse)
         return _Code(function, inputs, outputs)
+
+
+def _can_be_named(equation: Equation) -> bool:
+    """Whether a result may get a name: under JAX's new remat none that JAX folds to a literal, which then cannot be lowered
+    (0.10.2). Nothing is lost: what has no inputs costs nothing to compute again.
+    """
+    return bool(equation.inputs) or not _jax_private.new_remat()
 
 
 def _policy(region: Region, names: Mapping[int, str]) -> Callable[..., Any] | None:

@@ -29,8 +29,12 @@ class Scanned(nnx.Module):
     """Three dense layers with stacked parameters, in one loop."""
 
     def __init__(self, rngs: nnx.Rngs):
-        make = nnx.vmap(lambda rngs: nnx.Linear(FEATURES, FEATURES, rngs=rngs), in_axes=0, out_axes=0)
-        self.layers = nnx.split_rngs(make, splits=3)(rngs)
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def make(rngs: nnx.Rngs) -> nnx.Linear:
+            return nnx.Linear(FEATURES, FEATURES, rngs=rngs)
+
+        self.layers = make(rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         step = nnx.scan(lambda layer, x: jnp.tanh(layer(x)), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)

@@ -106,7 +106,9 @@ def _deviations(
             continue  # it runs again with the loop around it, which has been looked at
         program, operation = _at(traced, path)
         region = _region_of(configuration, path)
-        if (region is not None and region.policy is not None) or _runs_again_anyway(program, operation):
+        if (region is not None and region.policy is not None) or not operation.inputs:
+            continue  # a policy was asked, not a plan; what has no inputs is a constant
+        if _runs_again_anyway(program, operation):
             continue
         kept = [program.graph.values[v].name for v in operation.outputs if region is not None and v in region.saved]
         deviation = Deviation.SAVED_YET_RECOMPUTED if kept else Deviation.RECOMPUTED_UNPLANNED
