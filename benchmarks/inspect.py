@@ -2,8 +2,8 @@
 
     python -m benchmarks.inspect
 
-`operations` are those of the traced loss; `microseconds` the wall time for each of them; memory is the process's largest so far.
-Sizes of arrays play no part: nothing is computed.
+`operations` are those of the traced loss; `microseconds` the wall time for each of them; memory is the process's largest so
+far. Sizes of arrays play no part: nothing is computed.
 """
 
 from __future__ import annotations

@@ -205,11 +205,11 @@ class Problem:
         plain = self._plain
         if configuration == PLAIN:
             return lambda: from_two(_done(plain[0]), _done(plain[1]), run.count, seconds)
-        last = long, self._probe(pool, self.shortened(configuration, long))
+        first = short, self._probe(pool, self.shortened(configuration, short))
         kept = kept_in_a_repetition(self.graph, self.coarse, run, configuration, period)
         if kept is not None:
-            return lambda: from_one(_done(last), (_done(plain[0]), _done(plain[1])), kept, run.count, seconds)
-        first = short, self._probe(pool, self.shortened(configuration, short))
+            return lambda: from_one(_done(first), (_done(plain[0]), _done(plain[1])), kept, run.count, seconds)
+        last = long, self._probe(pool, self.shortened(configuration, long))
         return lambda: from_two(_done(first), _done(last), run.count, seconds)
 
     def confirmed(
@@ -220,8 +220,8 @@ class Problem:
         assert run is not None
         short, long = lengths(period)
         with ThreadPoolExecutor(1) as pool:
-            first = Shortened(short, self._probe(pool, self.shortened(configuration, short)).result())
-        last = Shortened(long, figures.measurements[-1][1])
+            last = Shortened(long, self._probe(pool, self.shortened(configuration, long)).result())
+        first = Shortened(short, figures.measurements[-1][1])
         return larger(from_two(first, last, run.count, seconds), figures)
 
     def _probe(self, pool: ThreadPoolExecutor, program: Program) -> Future[Measurement]:
