@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rematplan.planner import menu as menus
+from rematplan.planner.fitting import fitting
 from rematplan.planner.menu import SaveSet, Stretch, stretch
 from rematplan.planner.mincut import RecomputeNetwork
 from rematplan.planner.price import Rates
@@ -49,6 +50,27 @@ def test_the_menu_is_the_whole_lower_hull(graph):
             price = (a.recompute_seconds - b.recompute_seconds) / (b.saved_bytes - a.saved_bytes)
             on_hull = a.recompute_seconds + price * a.saved_bytes
             assert s.recompute_seconds + price * s.saved_bytes >= on_hull * (1 - 1e-6) - 1e-9
+
+
+@settings(max_examples=100, deadline=None)
+@given(graph=small_graphs(most_operations=6), limit=st.integers(0, 200))
+def test_the_set_that_fits_is_the_cheapest_of_all_that_fit(graph, limit):
+    problem = stretch(graph, 0, len(graph.operations), rates=UNIT)
+    best = min(s.recompute_seconds for s in all_sets(problem) if s.saved_bytes <= limit)
+    found = fitting(problem, limit_bytes=limit)
+    assert found.saved_bytes <= limit
+    # without a byte nothing is saved, although values of no bytes could be
+    assert found.recompute_seconds == pytest.approx(best, abs=1e-9) or limit == 0
+
+
+def test_the_set_that_fits_may_lie_above_the_hull():
+    b = Builder()
+    x = b.input(10)
+    values = [b.op("f", (x,), size, flops=flops, needs_output=True) for size, flops in ((10, 100), (4, 30), (4, 30))]
+    problem = stretch(b.graph(*values), 0, 3, rates=UNIT)
+    assert 8 * 4 not in [s.saved_bytes for s in menus.menu(problem)]  # both small ones are not on the hull
+    found = fitting(problem, limit_bytes=9 * 4)
+    assert (found.saved_bytes, found.values) == (8 * 4, tuple(values[1:]))
 
 
 @settings(max_examples=100, deadline=None)

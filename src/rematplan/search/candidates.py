@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from rematplan.planner.baselines import DOTS_NO_BATCH, baselines, heavy_loops
 from rematplan.planner.blocks import Block, Granularity, blocks
+from rematplan.planner.fitting import fitting
 from rematplan.planner.menu import SaveSet, menu, stretch
 from rematplan.program.configuration import Configuration, Region, in_every_iteration
 from rematplan.program.graph import Graph, Subprogram, ValueKind
@@ -284,7 +285,8 @@ def _candidate(
 def trimmed(problem: Problem, candidate: Candidate, over_bytes: int) -> list[Candidate]:
     """A candidate of one region, saving nothing in as many first blocks as bring it `over_bytes` down, and in one more.
 
-    What is recomputed in the first blocks is recomputed last, when most of what was kept has been freed.
+    What is recomputed in the first blocks is recomputed last, when most of what was kept has been freed. Beside them the
+    set that recomputes least within the bytes that are left, wherever it lies.
     """
     (region,) = candidate.configuration.regions
     graph = problem.graph
@@ -299,6 +301,11 @@ def trimmed(problem: Problem, candidate: Candidate, over_bytes: int) -> list[Can
         name = f"{candidate.name}, nothing in the first {count} of {len(inside)} blocks"
         # no spans: the chain does not mix it with others, it is cut to the budget itself
         found.append(Candidate(name, Configuration((replace(region, saved=saved),)), TRIMMED))
+    kept = sum(graph.values[v].bytes for v in region.saved)
+    least = fitting(stretch(graph, region.start, region.stop, rates=problem.rates), limit_bytes=kept - over_bytes)
+    if least.values:
+        name = f"{ONE_REGION}, saving {format_bytes(least.saved_bytes)} that recompute least"
+        found.append(Candidate(name, Configuration((replace(region, saved=frozenset(least.values)),)), TRIMMED))
     return found
 
 

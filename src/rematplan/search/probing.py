@@ -115,7 +115,9 @@ class Probes:
             if self._offload is Offload.HOST:
                 self._probe(offloaded(self.problem, loops))
         self._probe([c for name, levels in self._over_chain.items() if name == ONE_BLOCK for c in levels])
-        self._probe([levels[0] for levels in self._over_chain.values()])
+        # one region that saves nothing needs what no region needs; written by hand it has been probed already
+        whole = any(c.name == "whole" for c in self._hand_written)
+        self._probe([levels[0] for name, levels in self._over_chain.items() if not (whole and name == ONE_REGION)])
         self._probe(products_in_one_region(self.problem))
 
     def _second_wave(self, budget: int) -> None:
