@@ -13,7 +13,7 @@ DEMO_OUT ?= rematplan-demo
 # Two workers: compile children of the tests take a core each.
 PYTEST_ARGS ?= -n 2
 
-.PHONY: demo test test-long fast check lint types imports check-newest clean help
+.PHONY: demo test test-long fast check lint types imports check-newest check-remat3 check-newest-remat3 clean help
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -44,6 +44,15 @@ types: $(VENV)/.dev
 
 imports: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache
+
+# What a plan uses under JAX's new implementation of rematerialization.
+REMAT3_TESTS := tests/nnx tests/inspect tests/verify tests/program tests/cli/test_plan_fuzz.py
+
+check-remat3: $(VENV)/.dev
+	JAX_REMAT3=1 $(BIN)/pytest -m "" $(PYTEST_ARGS) $(REMAT3_TESTS)
+
+check-newest-remat3: $(NEWEST)/.dev
+	JAX_REMAT3=1 $(NEWEST)/bin/pytest -m "" $(PYTEST_ARGS) $(REMAT3_TESTS)
 
 check-newest: $(NEWEST)/.dev
 	$(NEWEST)/bin/pytest -m "" $(PYTEST_ARGS)

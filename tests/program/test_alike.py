@@ -9,17 +9,17 @@ import pytest
 from flax import nnx
 
 import rematplan as rp
-from rematplan import apply, policies, workloads
+from rematplan import _jax_private, apply, policies, workloads
 from rematplan.program.alike import common_module, shared
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
 from rematplan.program.residuals import with_residuals
-from rematplan.program.trace import trace
+from rematplan.program.trace import region_body, trace
 from rematplan.scopes import module_path
 
 
 def regions_of(closed) -> list:
-    return [eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name in ("remat2", "checkpoint", "remat")]
+    return [eqn for eqn in closed.jaxpr.eqns if region_body(eqn) is not None]
 
 
 def made(traced, configuration):
@@ -32,9 +32,9 @@ def test_equal_blocks_are_one_program_and_keep_their_own_paths() -> None:
     configuration = policies.by_name(traced.graph, "per-block").configuration
     eqns = regions_of(made(traced, configuration))
     assert len(eqns) == 4
-    assert len({id(eqn.params["jaxpr"]) for eqn in eqns}) == 1
+    assert len({id(region_body(eqn)) for eqn in eqns}) == 1
     assert [module_path(str(eqn.source_info.name_stack)) for eqn in eqns] == [f"blocks/{i}" for i in range(4)]
-    body = eqns[0].params["jaxpr"]
+    body = region_body(eqns[0])
     inside = {
         module_path(f"{eqns[2].source_info.name_stack}/{eqn.source_info.name_stack}")
         for eqn in getattr(body, "jaxpr", body).eqns
@@ -58,9 +58,9 @@ def test_saved_names_of_shared_code_are_relative_and_really_kept() -> None:
         for r in per_block.regions
     )
     eqns = regions_of(made(traced, Configuration(regions)))
-    assert len({id(eqn.params["jaxpr"]) for eqn in eqns}) == 1
-    body = eqns[0].params["jaxpr"]
-    names = {eqn.params["name"] for eqn in getattr(body, "jaxpr", body).eqns if eqn.primitive.name == "name"}
+    assert len({id(region_body(eqn)) for eqn in eqns}) == 1
+    body = region_body(eqns[0])
+    names = {_jax_private.given_name(eqn) for eqn in getattr(body, "jaxpr", body).eqns} - {""}
     assert names == {"attn/exp"}
     assert all(r.saved for r in regions)
     plan_regions, loops = rp._plan.describe(Configuration(regions), traced.graph, {})

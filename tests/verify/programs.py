@@ -9,12 +9,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 from rematplan.program.configuration import Configuration, Region, in_every_iteration
 from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import Traced, trace
 
 SIZE = 4
+# Regions inside regions and loops in chunks are refused under JAX's new remat.
+REMAT3 = bool(getattr(jax.config, "jax_remat3", False))
+NESTED = pytest.mark.skipif(
+    REMAT3, reason="JAX_REMAT3=1 does not honour regions inside regions, and plans with them are refused"
+)
 Array = Any
 
 
@@ -154,14 +160,16 @@ def traced_program(seed: int, length: int) -> tuple[Traced, tuple[Array, ...], t
     return with_residuals(trace(function, given, differentiated=[0, 1])), given, kinds
 
 
-def configuration(rng: random.Random, traced: Traced, *, in_loop: bool = False, nesting: int = 2) -> Configuration:
-    """Random regions that save random values, in the bodies of loops too, up to so many more levels inside each other."""
+def configuration(rng: random.Random, traced: Traced, *, in_loop: bool = False) -> Configuration:
+    """Random regions that save random values, some inside others, in the bodies of loops too."""
     loops = tuple(
-        (index, in_every_iteration(configuration(rng, body, in_loop=True, nesting=nesting)))
+        (index, in_every_iteration(configuration(rng, body, in_loop=True)))
         for index, body in traced.bodies.items()
         if rng.random() < 0.7
     )
-    regions = _regions(rng, traced, (0, len(traced.graph.operations)), prevent_cse=not in_loop, nesting=nesting)
+    regions = _regions(
+        rng, traced, (0, len(traced.graph.operations)), prevent_cse=not in_loop, nesting=0 if REMAT3 else 2
+    )
     return Configuration(regions, loops)
 
 

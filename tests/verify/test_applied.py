@@ -139,6 +139,7 @@ def test_recomputed_operations_are_those_between_saved_values():
     assert not recomputed.recomputed(traced, PLAIN)
 
 
+@programs.NESTED
 def test_a_region_inside_another_runs_its_operations_once_more_and_keeps_what_it_saves():
     def loss(w, x):
         return [jnp.sin(jnp.sin(jnp.sin(x @ w) @ w) @ w).sum()]
@@ -158,6 +159,7 @@ def test_a_region_inside_another_runs_its_operations_once_more_and_keeps_what_it
     assert runs(second) == [1, 1, 1]
 
 
+@programs.NESTED
 def test_what_an_inner_region_should_keep_and_runs_again_is_found():
     traced, _ = chain(jnp.exp)
     (dot, again) = (op.index for op in traced.graph.operations if op.primitive == "dot_general")

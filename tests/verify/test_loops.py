@@ -20,6 +20,7 @@ from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import Traced, trace
 from rematplan.target import compiler
 from rematplan.target.target import resolve as target_named
+from tests.verify import programs
 
 LENGTH, SIZE = 7, 4
 
@@ -109,7 +110,9 @@ def assert_same(got, wanted):
         np.testing.assert_allclose(a, b, rtol=2e-6, atol=2e-7)
 
 
-@pytest.mark.parametrize("parts", PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize(
+    "parts", [pytest.param(p, id=n, marks=programs.NESTED if "chunks" in n else ()) for n, p in PARTS.items()]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_same_values_and_gradients(name, parts):
     traced = traced_program(name)
@@ -117,6 +120,7 @@ def test_the_same_values_and_gradients(name, parts):
     assert_same(values_and_gradients(function), values_and_gradients(evaluate.plain(traced)))
 
 
+@programs.NESTED
 def test_under_vmap_and_second_reverse_derivatives():
     traced = traced_program("backwards")
     function = apply.configured(traced, configured(traced, *PARTS["chunks and the rest"]))
@@ -181,7 +185,9 @@ def test_chunks_are_refused_where_remat_does_not_honour_them(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["cpu", "gpu-h100"])
-@pytest.mark.parametrize("parts", [PARTS["two"], PARTS["chunks"]], ids=["two", "chunks"])
+@pytest.mark.parametrize(
+    "parts", [pytest.param(PARTS["two"], id="two"), pytest.param(PARTS["chunks"], id="chunks", marks=programs.NESTED)]
+)
 def test_no_copy_of_stacked_inputs(target, parts):
     """Large layers, small activations: a copy of a part of the stack, or of its gradient, would be seen."""
     width = 512

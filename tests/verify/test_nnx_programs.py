@@ -21,7 +21,6 @@ from rematplan.program.loss import traced_loss
 from rematplan.program.trace import Traced
 from tests.verify import nnx_programs, programs
 
-REMAT3 = bool(getattr(jax.config, "jax_remat3", False))
 # `make test-long` asks for more.
 MANY = int(os.environ.get("REMATPLAN_TEST_PROGRAMS", "40"))
 PLANS_OF_ONE_MODEL = 5
@@ -29,11 +28,6 @@ MODELS = 100
 RATES = Rates({"float32": 1e12}, 1e11)
 seeds = st.integers(0, 1 << 30)
 relaxed = [HealthCheck.too_slow, HealthCheck.data_too_large]
-
-
-def random_plan(rng: random.Random, traced: Traced) -> Configuration:
-    nesting = 0 if REMAT3 else 2
-    return programs.configuration(rng, traced, nesting=nesting)
 
 
 @pytest.mark.slow
@@ -46,7 +40,7 @@ def test_the_same_program_and_nothing_recomputed_but_what_the_plan_says(spec, se
     original = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
     rng = random.Random(seed)
     for _ in range(PLANS_OF_ONE_MODEL):
-        configuration = random_plan(rng, traced)
+        configuration = programs.configuration(rng, traced)
         planned = jax.make_jaxpr(apply.configured(traced, configuration))(*lifted.leaves)
         assert structure.differences(original, planned) == ()
         assert recomputed.saved_as_planned(traced, configuration) == ()
@@ -71,7 +65,7 @@ def referee_agrees(traced: Traced, configuration: Configuration) -> None:
 def test_the_same_numbers_gradients_and_state(spec, seed):
     work = nnx_programs.workload(spec)
     traced = traced_loss(work)
-    configuration = random_plan(random.Random(seed), traced)
+    configuration = programs.configuration(random.Random(seed), traced)
     regions, loops = describe(configuration, traced.graph, {i: body.graph for i, body in traced.bodies.items()})
     plan = Plan(regions, loops, fingerprint=traced.graph.fingerprint)
     checked = rp.verify(work, plan=plan, scale="full")
