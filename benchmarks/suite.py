@@ -84,7 +84,7 @@ class Outcome:
     """One configuration against the plans."""
 
     time: float
-    memory: float
+    memory: float | None  # none if no plan is as fast
     holds: bool
 
 
@@ -118,11 +118,14 @@ def against(console: Console, name: str, target: str) -> list[Outcome]:
         outcomes.append(outcome)
         table.add_row(row.name, *cells)
     console.print(table)
+    if not points:
+        console.print("no plan was compiled")
+        return outcomes
     needs = [abs(p.predicted_need / p.need - 1) for p in points]
     times = [abs(p.predicted_seconds / p.seconds - 1) for p in points]
     console.print(
         f"time: median {median(o.time for o in outcomes):.3f}, worst {max(o.time for o in outcomes):.3f}; memory: median "
-        f"{median(o.memory for o in outcomes):.3f}, worst {max(o.memory for o in outcomes):.3f}; "
+        f"{median(_known(outcomes)):.3f}, worst {max(_known(outcomes)):.3f}; "
         f"{sum(o.holds for o in outcomes)} of {len(outcomes)} rows hold"
     )
     console.print(
@@ -134,6 +137,10 @@ def against(console: Console, name: str, target: str) -> list[Outcome]:
         f"{len(frontier.points)} points in {drawn:.0f} s"
     )
     return outcomes
+
+
+def _known(outcomes: list[Outcome]) -> list[float]:
+    return [o.memory for o in outcomes if o.memory is not None] or [1.0]
 
 
 def _point(plan: rp.Plan, m: Measurement | None) -> Point | None:
@@ -156,16 +163,16 @@ def _row(row: rp.Row, points: list[Point]) -> tuple[Outcome, tuple[str, ...]]:
     within = [p for p in points if p.need <= need]
     quick = [p for p in points if p.seconds <= TIE * seconds]
     best = min(within, key=lambda p: p.seconds, default=None)
-    least = min((p.need for p in quick), default=need)
+    least = min((p.need for p in quick), default=None)
     ratio = best.seconds / hand.seconds if best is not None else float("inf")
-    outcome = Outcome(ratio, least / need, ratio <= TIE)
+    outcome = Outcome(ratio, None if least is None else least / need, ratio <= TIE)
     cells = (
         f"{need / MIB:.1f}",
         f"{seconds * 1e3:.3f}",
         f"{best.need / MIB:.1f}" if best else "-",
         f"{best.seconds * 1e3:.3f}" if best else "-",
         f"{ratio:.3f}",
-        f"{least / need:.3f}",
+        "-" if outcome.memory is None else f"{outcome.memory:.3f}",
         "[green]yes" if outcome.holds else "[red]no",
     )
     return outcome, cells
@@ -188,7 +195,7 @@ def main() -> None:
     if outcomes:
         console.print(
             f"all: time median {median(o.time for o in outcomes):.3f}, worst {max(o.time for o in outcomes):.3f}; memory "
-            f"median {median(o.memory for o in outcomes):.3f}, worst {max(o.memory for o in outcomes):.3f}; "
+            f"median {median(_known(outcomes)):.3f}, worst {max(_known(outcomes)):.3f}; "
             f"{sum(o.holds for o in outcomes)} of {len(outcomes)} rows hold"
         )
 

@@ -16,12 +16,13 @@ from rematplan._plan import Plan, resolve
 from rematplan.errors import InputError
 from rematplan.program import saved
 from rematplan.program.configuration import PLAIN, Configuration
-from rematplan.program.graph import Graph, Operation, ValueKind
+from rematplan.program.graph import Graph, Nesting, Operation, ValueKind
 from rematplan.program.loss import traced_loss
 from rematplan.program.saved import Origin, Saved
 from rematplan.program.stamps import Path as OperationPath
 from rematplan.program.stamps import stamped, with_all_loops
 from rematplan.program.trace import Traced
+from rematplan.program.written import PRODUCTS
 from rematplan.records import Finding, Inspection, Residual
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ def inspect(work: Workload, *, policy: str | None = None, plan: Plan | str | Pat
     return Inspection(
         residuals=computed,
         arguments=arguments,
-        findings=(*_findings(traced, configuration, found), *findings.of_residuals(computed, from_state=stacked)),
+        findings=(
+            *_findings(traced, configuration, found),
+            *findings.of_residuals(computed, stretches=_stretches(traced.graph, found), from_state=stacked),
+        ),
         configuration=label,
     )
 
@@ -120,19 +124,34 @@ def _find(graph: Graph, path: OperationPath) -> tuple[Graph, Operation | None]:
     return graph, operation
 
 
+def _stretches(graph: Graph, found: tuple[Saved, ...]) -> list[tuple[int, ...]]:
+    """For each computed residual the stretch of program between two products that it stands in."""
+    places = []
+    for s in found:
+        if s.origin is Origin.COMPUTED:
+            body, operation = _find(graph, s.operation)
+            before = body.operations[: operation.index] if operation is not None else ()
+            places.append((*s.operation[:-1], sum(op.primitive in PRODUCTS for op in before)))
+    return places
+
+
 def _from_state(graph: Graph, saved: Saved) -> bool:
     """Whether the body of a loop computes a value from parameters alone."""
     body, operation = _find(graph, saved.operation)
-    if operation is None or body is graph or not saved.primal:
+    loop = _find(graph, saved.operation[:-1])[1]
+    is_in_loop = loop is not None and loop.subprogram is not None and loop.subprogram.kind is Nesting.LOOP
+    if operation is None or not is_in_loop or not saved.primal:
         return False
-    pending, leaves = [operation], set[int]()
+    pending, seen, kinds = list(operation.inputs), set[int](), set[ValueKind]()
     while pending:
-        for value in pending.pop().inputs:
-            if body.producer[value] < 0:
-                leaves.add(value)
-            else:
-                pending.append(body.operations[body.producer[value]])
-    kinds = {body.values[v].kind for v in leaves}
+        value = pending.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if body.producer[value] < 0:
+            kinds.add(body.values[value].kind)
+        else:
+            pending += body.operations[body.producer[value]].inputs
     return ValueKind.PARAMETER in kinds and kinds <= {ValueKind.PARAMETER, ValueKind.CONSTANT}
 
 

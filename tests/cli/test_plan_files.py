@@ -97,6 +97,10 @@ def test_show_a_plan(cli, plan_file):
     assert json.loads(cli("show", str(plan_file), "--json").out) == json.loads(plan_file.read_text())
 
 
+def test_a_plan_is_shown_once(cli, plan_file):
+    assert cli("show", str(plan_file)).out.count("Regions") == 1
+
+
 def test_the_code_of_a_plan_is_python_that_names_its_modules_and_values(cli, plan_file):
     code = cli("show", str(plan_file), "--code").out
     ast.parse(code)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.ad_checkpoint import checkpoint_name
 
 import rematplan as rp
 from rematplan import findings
@@ -94,3 +98,97 @@ def test_branches_and_open_ended_loops_are_one_operation() -> None:
     found = [f for f in rp.inspect(rp.Workload(loss, jnp.ones(3), jnp.ones(2))).findings if f.code == "one-operation"]
     assert sorted(f.message.split()[1] for f in found) == ["cond", "while"]  # and not the scan
     assert all(f.location.startswith("test_findings.py:") for f in found)
+
+
+W, X = jnp.ones((8, 8)), jnp.ones((4, 8))
+NAMES = jax.checkpoint_policies.save_only_these_names
+
+
+def told(inner: Callable[..., jax.Array], outer: Callable[..., jax.Array] = lambda w, y: (y @ w).sum()) -> set[str]:
+    """Codes about a loss of a layer and of what follows it."""
+    return {f.code for f in rp.inspect(rp.Workload(lambda w, x: outer(w, inner(w, x)), W, X)).findings}
+
+
+@jax.custom_vjp
+def clipped(x: jax.Array) -> jax.Array:
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1, 1),))
+
+
+@jax.custom_vjp
+def exponential(x: jax.Array) -> jax.Array:
+    return jnp.exp(x)
+
+
+def _exponential_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = checkpoint_name(jnp.exp(x), "res")
+    return y, y
+
+
+exponential.defvjp(_exponential_forward, lambda y, g: (g * y,))
+
+
+def _reduced(layer: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+    return lambda w, x: jax.shard_map(layer, mesh=mesh, in_specs=spec("data"), out_specs=spec())(x @ w)
+
+
+FALSE_ALARMS = {
+    # the rule keeps nothing, so that the product before it is not needed as it was before it got its name
+    "saved-yet-recomputed": jax.checkpoint(
+        lambda w, x: jnp.sin(checkpoint_name(clipped(x @ w), "h")), policy=NAMES("h")
+    ),
+    # the name stands in a forward rule
+    "policy-saves-nothing": jax.checkpoint(lambda w, x: exponential(x @ w), policy=NAMES("res")),
+    # what this policy names is what it does not save
+    "name-not-found": jax.checkpoint(
+        lambda w, x: jnp.sin(checkpoint_name(x @ w, "h")),
+        policy=jax.checkpoint_policies.save_any_names_but_these("other"),
+    ),
+    # regions inside free what is in them
+    "whole-model-region": jax.checkpoint(
+        lambda w, x: jax.checkpoint(lambda w, x: jnp.sin(x @ w))(w, jax.checkpoint(lambda w, x: jnp.sin(x @ w))(w, x))
+    ),
+    # what comes last in a region is not computed again
+    "replayed-collective": _reduced(jax.checkpoint(lambda x: jax.lax.psum(jnp.sin(x), "data"))),
+    # its result is kept, so that it is not called again
+    "replayed-callback": jax.checkpoint(
+        lambda w, x: jnp.sin(x @ w) * jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((4, 8), x.dtype), X),
+        policy=jax.checkpoint_policies.everything_saveable,
+    ),
+    # each is in a layer of its own, with a product between them
+    "cheap-residuals": lambda w, x: functools.reduce(lambda y, _: jnp.sin(y @ w), range(4), x),
+}
+
+
+@CLASSIC
+@pytest.mark.parametrize("code", FALSE_ALARMS)
+def test_no_false_alarm(code: str) -> None:
+    assert code not in told(FALSE_ALARMS[code])
+
+
+def test_a_value_that_only_the_gradient_of_what_is_not_differentiated_reads() -> None:
+    layer = jax.checkpoint(lambda w, x, c: jnp.sin(checkpoint_name(x @ w, "h")) + (x @ w) * c, policy=NAMES("h"))
+    work = rp.Workload(lambda w, x, c: layer(w, x, c).sum(), W, X, jnp.ones((4, 8)))
+    assert "saved-yet-recomputed" not in {f.code for f in rp.inspect(work).findings}
+
+
+def test_a_body_with_many_paths_is_walked_once() -> None:
+    def body(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        for _ in range(60):  # each reads the one before three times
+            x = jnp.sin(x) * x * x
+        return x @ w, None
+
+    work = rp.Workload(lambda w, x: jax.lax.scan(body, x, w)[0].sum(), jnp.ones((2, 8, 8)), X)
+    assert rp.inspect(work).total_bytes > 0
+
+
+def test_several_regions_on_one_line_are_one_finding_with_their_sum() -> None:
+    layer = jax.checkpoint(lambda w, x: jnp.sin(x @ w))
+    work = rp.Workload(lambda w, x: functools.reduce(lambda y, _: layer(w, y), range(3), x).sum(), W, X)
+    (finding,) = (f for f in rp.inspect(work).findings if f.code == "no-policy")
+    assert finding.flops == 3 * (2 * 4 * 8 * 8 + 4 * 8)
+    assert "3 times here" in finding.message

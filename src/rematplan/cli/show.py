@@ -58,8 +58,9 @@ def _show_plan(file: Path, *, code: bool, json: bool) -> dict[str, Any]:
     else:
         try:
             shown = terminal.render("plan", record_of(plan.to_json()))
-            with terminal.stdout().capture():
-                terminal.stdout().print(shown)
+            console = terminal.stdout()
+            with console.capture():  # all of it is read before any of it is shown
+                console.print(shown)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             # what a plan does has been checked; its figures are only looked at here
             raise PlanMismatch(f"the figures in {file} cannot be read ({error!r}); plan again") from error

@@ -12,7 +12,7 @@ from rematplan.records import Finding, Row
 from rematplan.target.target import Kind
 from rematplan.units import format_bytes, format_count
 
-# Sums of residuals further than this from what is alive at the peak mislead whoever takes them for memory.
+# Sums of residuals this many times what is alive at the peak mislead whoever takes them for memory.
 FAR = 1.5
 # More FLOPs than this share beyond those of the program as written are recomputation by the compiler.
 MORE_FLOPS = 0.005
@@ -45,7 +45,7 @@ def of_rows(rows: Sequence[Row], *, residual_bytes: int) -> tuple[Finding, ...]:
     found = []
     if plain is not None and residual_bytes:
         alive = max(plain.peak_bytes - plain.argument_bytes, 1)
-        if not 1 / FAR <= residual_bytes / alive <= FAR:
+        if residual_bytes > FAR * alive:
             found.append(
                 Finding(
                     "residuals-are-not-memory",
@@ -53,7 +53,7 @@ def of_rows(rows: Sequence[Row], *, residual_bytes: int) -> tuple[Finding, ...]:
                     f"arguments only {format_bytes(alive)} are alive at the compiled peak: the compiler recomputes "
                     "elementwise chains inside of fusions, and what is kept dies at different times. Rank by compiled "
                     "figures, never by sums of residuals.",
-                    bytes=abs(residual_bytes - alive),
+                    bytes=residual_bytes - alive,
                 )
             )
     if (

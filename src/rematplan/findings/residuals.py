@@ -21,13 +21,16 @@ _ELEMENTWISE = frozenset(
 )
 
 
-def of_residuals(residuals: Sequence[Residual], *, from_state: Sequence[Residual] = ()) -> tuple[Finding, ...]:
+def of_residuals(
+    residuals: Sequence[Residual], *, stretches: Sequence[tuple[int, ...]], from_state: Sequence[Residual] = ()
+) -> tuple[Finding, ...]:
     """Values that cost memory and are hardly worth it.
 
     Args:
+      stretches: for each residual, where it stands: equal for two without a matrix product between them.
       from_state: those that a loop computes from parameters alone.
     """
-    return (*_cheap(residuals), *_stacked(from_state))
+    return (*_cheap(residuals, stretches), *_stacked(from_state))
 
 
 def _stacked(from_state: Sequence[Residual]) -> tuple[Finding, ...]:
@@ -49,13 +52,13 @@ def _stacked(from_state: Sequence[Residual]) -> tuple[Finding, ...]:
     )
 
 
-def _cheap(residuals: Sequence[Residual]) -> tuple[Finding, ...]:
+def _cheap(residuals: Sequence[Residual], stretches: Sequence[tuple[int, ...]]) -> tuple[Finding, ...]:
     """Cheap values that are kept several times over beside dear ones."""
     total = sum(r.bytes for r in residuals)
-    groups: dict[tuple[str, tuple[int, ...], str], list[Residual]] = {}
-    for r in residuals:
+    groups: dict[tuple[object, ...], list[Residual]] = {}
+    for r, stretch in zip(residuals, stretches, strict=True):
         if r.operation in _ELEMENTWISE:
-            groups.setdefault((r.module, r.shape, r.location), []).append(r)
+            groups.setdefault((stretch, r.module, r.shape, r.location), []).append(r)
     several = [g for g in groups.values() if len(g) >= CHEAP_COUNT]
     spare = sum(sum(r.bytes for r in g) - max(r.bytes for r in g) for g in several)
     if not total or spare < CHEAP_SHARE * total:

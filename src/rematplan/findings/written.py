@@ -41,22 +41,15 @@ def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     kept: dict[tuple[str, str], list[Finding]] = {}
     for f in findings:
         kept.setdefault((f.code, f.location), []).append(f)
-    return tuple(
-        Finding(
-            code, same[0].message, same[0].module, location, _total(f.bytes for f in same), _sum(f.flops for f in same)
-        )
-        for (code, location), same in kept.items()
-    )
-
-
-def _total(parts: Iterable[int | None]) -> int | None:
-    known = [p for p in parts if p is not None]
-    return sum(known) if known else None
-
-
-def _sum(parts: Iterable[float | None]) -> float | None:
-    known = [p for p in parts if p is not None]
-    return sum(known) if known else None
+    merged = []
+    for (code, location), same in kept.items():
+        times = f" This holds {len(same)} times here; the figure is of one." if len(same) > 1 else ""
+        sizes = [f.bytes for f in same if f.bytes is not None]
+        work = [f.flops for f in same if f.flops is not None]
+        first = same[0]
+        size, flops = sum(sizes) if sizes else None, sum(work) if work else None
+        merged.append(Finding(code, first.message + times, first.module, location, size, flops))
+    return tuple(merged)
 
 
 def _finding(code: str, message: str, place: Place, *, size: int | None = None, flops: float | None = None) -> Finding:
@@ -72,24 +65,25 @@ def _policy(region: WrittenRegion, found: Written) -> Iterator[Finding]:
     if region.policy is None:
         yield _finding(
             "no-policy",
-            f"A region without a policy (policy=None) saves nothing inside: {format_count(work)}FLOP run a second time in "
-            "every step. That is full recomputation, not 'save everything'. If it is what you want, policy=nothing_saveable "
-            "says so; else name values and pass save_only_these_names, or leave the region out.",
+            f"A region without a policy (policy=None) saves nothing inside: up to {format_count(work)}FLOP run a second "
+            "time in every step. That is full recomputation, not 'save everything'. If it is what you want, "
+            "policy=nothing_saveable says so; else name values and pass save_only_these_names, or leave the region out.",
             region.place,
             flops=work,
         )
         return
     if _jax_private.new_remat() and not _jax_private.kept_by_new_remat(region.policy):
-        if region.policy_name != NOTHING:
-            yield _finding(
-                "callable-policy",
-                f"JAX's new rematerialization (JAX_REMAT3) does not follow the policy {region.policy_name} and says nothing: "
-                "the region saves nothing. It follows save_only_these_names, save_any_names_but_these, dots_saveable and "
-                "dots_with_no_batch_dims_saveable. Name the values and use the first.",
-                region.place,
-                flops=work,
-            )
+        yield _finding(
+            "callable-policy",
+            f"JAX's new rematerialization (JAX_REMAT3) does not follow the policy {region.policy_name} and says nothing: "
+            "the region saves nothing. It follows save_only_these_names, save_any_names_but_these, dots_saveable and "
+            "dots_with_no_batch_dims_saveable. Name the values and use the first.",
+            region.place,
+            flops=work,
+        )
         return
+    if region.holds_rules or region.holds_regions:
+        return  # the policy is also asked about a forward rule's residuals, and not about what is in regions inside
     kept = [s for s in region.seen if s.is_saved or s.is_offloaded]
     values = [s for s in region.seen if not s.name]
     if region.policy_name == SAVES_ALL_BUT:
@@ -113,7 +107,7 @@ def _policy(region: WrittenRegion, found: Written) -> Iterator[Finding]:
         yield _finding(
             "policy-saves-nothing",
             f"The policy {region.policy_name} saves nothing in its region: {_why_nothing(region, found)} "
-            f"{format_count(work)}FLOP run a second time in every step.",
+            f"Up to {format_count(work)}FLOP run a second time in every step.",
             region.place,
             flops=work,
         )
@@ -185,8 +179,8 @@ def _nested(region: WrittenRegion, _: Written) -> Iterator[Finding]:
         yield _finding(
             "nested-regions",
             f"This region stands inside {region.depth} other{'s' if region.depth > 1 else ''}: what is in it runs "
-            f"{region.depth + 1} times more than without checkpointing, where one region runs it once more. That is right "
-            "where memory is so short that one level of regions does not fit; else take one of them out.",
+            f"up to {region.depth + 1} times more than without checkpointing, where one region runs it once more. That is "
+            "right where memory is so short that one level of regions does not fit; else take one of them out.",
             region.place,
             flops=again,
         )
@@ -196,9 +190,9 @@ def _replayed(region: WrittenRegion, _: Written) -> Iterator[Finding]:
     for s in callbacks(region)[:1]:
         yield _finding(
             "replayed-callback",
-            f"A callback ({s.primitive}) stands in a region: it runs once in the forward pass and again when the region is "
-            "recomputed, with the same values. Move it out of the region, or count on it running twice. Plans of rematplan "
-            "put no callback into a region.",
+            f"A callback ({s.primitive}) stands in a region: it runs in the forward pass, and again when the region is "
+            "computed again, with the same values. Move it out of the region, or count on it running twice. Plans of "
+            "rematplan put no callback into a region.",
             s.place,
         )
     sent = collectives(region)
@@ -263,7 +257,11 @@ def _useless(graph: Graph, found: Written) -> tuple[Finding, ...]:
     top = [r for r in found.regions if r.depth == 0 and not r.in_loop and r.place.times == 1]
     if len(own) != len(top):
         return ()  # some stand in calls that keep shardings: which is which is not known
-    bare = [op for op, r in zip(own, top, strict=True) if not any(s.is_saved or s.is_offloaded for s in r.seen)]
+    bare = [
+        op
+        for op, r in zip(own, top, strict=True)
+        if not (r.holds_regions or r.holds_rules or any(s.is_saved or s.is_offloaded for s in r.seen))
+    ]
     last = (own[-1].index, own[-1].index + 1) if own else None
     return of_spans(graph, [(op.index, op.index + 1) for op in bare], last=last)
 

@@ -108,7 +108,7 @@ def _deviations(
         region = _region_of(configuration, path)
         if (region is not None and region.policy is not None) or not operation.inputs:
             continue  # a policy was asked, not a plan; what has no inputs is a constant
-        if _runs_again_anyway(program, operation):
+        if runs_again_anyway(program, operation):
             continue
         kept = [program.graph.values[v].name for v in operation.outputs if region is not None and v in region.saved]
         deviation = Deviation.SAVED_YET_RECOMPUTED if kept else Deviation.RECOMPUTED_UNPLANNED
@@ -210,7 +210,7 @@ def _region_of(configuration: Configuration, path: Path) -> Region | None:
     return found
 
 
-def _runs_again_anyway(traced: Traced, operation: Operation) -> bool:
+def runs_again_anyway(traced: Traced, operation: Operation) -> bool:
     """Whether the operation runs again even with all of its outputs saved.
 
     Its derivative then reads something that is neither input nor output, such as the permutation of a sort, and what

@@ -8,7 +8,7 @@ every operation of its region, as JAX does.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from jax.extend import core as jex
 
 from rematplan import _jax_private
 from rematplan.program import flops
+from rematplan.program.recomputed import runs_again_anyway
 from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import CALLBACKS, COLLECTIVES, Traced, nbytes, region_body, trace_jaxpr
 from rematplan.scopes import module_path
@@ -45,6 +46,7 @@ class Seen:
     is_saved: bool
     is_offloaded: bool
     is_carry: bool
+    is_read: bool  # by another operation in the region: only then may it have to be computed again
     has_batch_dimensions: bool
 
 
@@ -61,6 +63,8 @@ class WrittenRegion:
       named_but_recomputed: names that the policy saves although the backward pass reads the value as it was before it got
         its name, and so computes it again.
       flops: of one execution of everything inside, regions inside included.
+      holds_regions: whether further regions stand inside.
+      holds_rules: whether it holds a `custom_vjp`, whose forward rule JAX asks the policy about, and not what is seen here.
     """
 
     place: Place
@@ -72,6 +76,8 @@ class WrittenRegion:
     seen: tuple[Seen, ...]
     named_but_recomputed: tuple[str, ...]
     flops: float
+    holds_regions: bool
+    holds_rules: bool
 
     @property
     def names(self) -> frozenset[str]:
@@ -177,11 +183,22 @@ def _region(eqn: Any, place: Place, context: _Context) -> WrittenRegion:
         seen=seen,
         named_but_recomputed=_recomputed_all_the_same(body, saved) if saved and not context.has_axes else (),
         flops=flops.of_jaxpr(body),
+        holds_regions=_holds(body, lambda e: region_body(e) is not None),
+        holds_rules=_holds(body, lambda e: e.primitive.name.startswith("custom_vjp")),
     )
+
+
+def _holds(body: Any, what: Callable[[Any], bool]) -> bool:
+    return any(what(eqn) or any(_holds(inner, what) for inner in _bodies(eqn)) for eqn in body.eqns)
 
 
 def _seen(body: Any, policy: Any, outer: Place, carries: frozenset[Any]) -> Iterator[Seen]:
     """The operations of a region, asked about by the policy."""
+    readers: dict[Any, list[Any]] = {}
+    for eqn in body.eqns:
+        for v in eqn.invars:
+            if not isinstance(v, jex.Literal):
+                readers.setdefault(v, []).append(eqn)
     for eqn in body.eqns:
         place = _place(eqn, outer)
         if region_body(eqn) is not None:
@@ -192,6 +209,10 @@ def _seen(body: Any, policy: Any, outer: Place, carries: frozenset[Any]) -> Iter
         if nested:
             continue
         answer = _asked(policy, eqn)
+        read_by = [reader for v in eqn.outvars for reader in readers.get(v, ())]
+        names = [reader for reader in read_by if _jax_private.given_name(reader)]
+        if names and len(names) == len(read_by) and answer == "recompute":
+            answer = _asked(policy, names[0])  # nothing reads it but what gives it its name
         yield Seen(
             primitive=eqn.primitive.name,
             name=_jax_private.given_name(eqn),
@@ -201,6 +222,7 @@ def _seen(body: Any, policy: Any, outer: Place, carries: frozenset[Any]) -> Iter
             is_saved=answer == "save",
             is_offloaded=answer == "offload",
             is_carry=any(v in carries for v in eqn.outvars),
+            is_read=len(read_by) > len(names) or any(readers.get(v) for n in names for v in n.outvars),
             has_batch_dimensions=eqn.primitive.name == "dot_general" and any(eqn.params["dimension_numbers"][1]),
         )
 
@@ -224,10 +246,10 @@ def names_in(policy: Any) -> frozenset[str]:
         if one is None or id(one) in met:
             continue
         met.add(id(one))
-        for attribute in ("saveable_names", "names"):
-            held = getattr(one, attribute, None)
-            if isinstance(held, (set, frozenset, tuple, list)):
-                found.update(n for n in held if isinstance(n, str))
+        # `save_any_names_but_these` holds the names that it does not ask for
+        held = getattr(one, "saveable_names", None)
+        if isinstance(held, (set, frozenset, tuple, list)):
+            found.update(n for n in held if isinstance(n, str))
         if inspect.isfunction(one) and one.__closure__:
             for cell in one.__closure__:
                 try:
@@ -242,13 +264,21 @@ def names_in(policy: Any) -> frozenset[str]:
 
 
 def _recomputed_all_the_same(body: Any, saved: set[str]) -> tuple[str, ...]:
-    """Saved names whose value the backward pass also reads as it was before it got the name."""
+    """Saved names whose value the backward pass reads as it was before it got the name, whatever is differentiated.
+
+    Each input is differentiated by itself, so that what only the gradient of some argument reads that may be none here does
+    not count.
+    """
     closed = body if isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
     if any(v for v in closed.jaxpr.constvars):
         return ()
-    flat = trace_jaxpr(closed, differentiated=range(len(closed.jaxpr.invars)))
-    flat = with_residuals(flat)
-    needed = {v for op in flat.graph.operations for v in op.needed}
+    count = len(closed.jaxpr.invars)
+    flat = trace_jaxpr(closed, differentiated=range(count))
+    alone = [
+        {v for op in with_residuals(flat, frozenset({i})).graph.operations for v in op.needed} for i in range(count)
+    ]
+    reached = [each for each in alone if each]
+    needed = set[int].intersection(*reached) if reached else set[int]()
     found = []
     for op, equation in zip(flat.graph.operations, flat.equations, strict=True):
         name = _jax_private.given_name(equation.eqn)
@@ -258,17 +288,19 @@ def _recomputed_all_the_same(body: Any, saved: set[str]) -> tuple[str, ...]:
         maker = flat.graph.producer[source]
         if maker < 0:
             continue
-        by_rule = flat.graph.operations[maker].primitive.startswith("custom_vjp")
+        makes = flat.graph.operations[maker]
+        by_rule = makes.primitive.startswith("custom_vjp") and runs_again_anyway(flat, makes)
         if source in needed or by_rule:
             found.append(name)
     return tuple(dict.fromkeys(found))
 
 
 def callbacks(region: WrittenRegion) -> list[Seen]:
-    """Callbacks that run again with the region."""
-    return [s for s in region.seen if s.primitive in CALLBACKS]
+    """Callbacks that run again with the region: for what they do, or because their results are read."""
+    does = [s for s in region.seen if s.primitive in CALLBACKS]
+    return [s for s in does if s.primitive != "pure_callback" or (s.is_read and not s.is_saved)]
 
 
 def collectives(region: WrittenRegion) -> list[Seen]:
-    """Communication that is repeated with the region."""
-    return [s for s in region.seen if s.primitive in COLLECTIVES and not s.is_saved]
+    """Communication that is repeated with the region, since its result is read there and not saved."""
+    return [s for s in region.seen if s.primitive in COLLECTIVES and s.is_read and not s.is_saved]

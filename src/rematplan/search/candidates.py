@@ -29,6 +29,8 @@ SAME_BYTES_SHARE = 0.02
 # A block with less than this share of an average block's work is left outside regions when it is first: an embedding.
 LIGHT_SHARE = 1 / 8
 MENU_LIMIT = 24
+# The integer program of larger regions takes seconds.
+FITTED_OPERATIONS = 250
 ONE_BLOCK = "regions of one block"
 PARTS = "regions of a part of a block"
 ONE_REGION = "one region around all blocks"
@@ -301,6 +303,8 @@ def trimmed(problem: Problem, candidate: Candidate, over_bytes: int) -> list[Can
         name = f"{candidate.name}, nothing in the first {count} of {len(inside)} blocks"
         # no spans: the chain does not mix it with others, it is cut to the budget itself
         found.append(Candidate(name, Configuration((replace(region, saved=saved),)), TRIMMED))
+    if region.stop - region.start > FITTED_OPERATIONS:
+        return found
     kept = sum(graph.values[v].bytes for v in region.saved)
     least = fitting(stretch(graph, region.start, region.stop, rates=problem.rates), limit_bytes=kept - over_bytes)
     if least.values:

@@ -20,6 +20,10 @@ from rematplan.target.measurement import Measurement, Source
 FEWEST, MORE = 4, 6
 
 
+_FROM_SHORTER = "extrapolated from programs with repeated blocks cut out"
+_EXTRAPOLATED = ("required_bytes", "peak_bytes", "argument_bytes", "flops", "bytes_accessed")
+
+
 @dataclass(frozen=True)
 class Figures:
     """What one configuration needs and costs on the target, before it is compiled itself.
@@ -44,16 +48,25 @@ class Figures:
                 source=Source.PREDICTED,
                 required_bytes=self.required_bytes,
                 peak_bytes=self.peak_bytes,
-                sources={
-                    **found.sources,
-                    "required_bytes": "extrapolated from programs with repeated blocks cut out",
-                    "peak_bytes": "extrapolated from programs with repeated blocks cut out",
-                },
+                argument_bytes=int(self._line("argument_bytes")),
+                output_bytes=int(self._line("output_bytes")),
+                alias_bytes=int(self._line("alias_bytes")),
+                temporary_bytes=max(
+                    0, int(self.required_bytes - self._line("argument_bytes") - self._line("output_bytes"))
+                ),
+                flops=self._line("flops"),
+                bytes_accessed=self._line("bytes_accessed"),
+                cycles=None,
+                sources={**found.sources, **dict.fromkeys(_EXTRAPOLATED, _FROM_SHORTER)},
             )
         if self.seconds == found.seconds:
             return found
         sources = {**found.sources, "seconds": "predicted from cycles of programs like it"}
         return replace(found, seconds=self.seconds, sources=sources)
+
+    def _line(self, field: str) -> float:
+        """A figure that adds up over repetitions, of the whole program."""
+        return sum(weight * (getattr(m, field) or 0) for weight, m in self.measurements)
 
 
 @dataclass(frozen=True)
@@ -153,11 +166,11 @@ def kept_in_a_repetition(
     working = [b for b in chain[run.first : run.stop] if b.flops > 0]
     if any(not any(r.start < b.stop and b.start < r.stop for r in regions) for b in working):
         return None
-    saved = {v for r in regions for v in r.saved}
-    read = {v for r in regions for v in _read_from_before(graph, r.start, r.stop)} - saved
-    size = lambda values: sum(graph.values[v].bytes for v in values if low <= graph.producer[v] < high)  # noqa: E731
-    # what the last regions hand on is no region's input any more
-    return size(saved) / run.count + size(read) / max(run.count - period, 1)
+    kept = {v for r in regions for v in (*r.saved, *_read_from_before(graph, r.start, r.stop))}
+    # whole periods, without the last regions: what those hand on is no region's input any more
+    repetitions = period * max(run.count // period - 1, 1)
+    end = starts[repetitions] if repetitions < run.count else high
+    return sum(graph.values[v].bytes for v in kept if low <= graph.producer[v] < end) / repetitions
 
 
 def _read_from_before(graph: Graph, start: int, stop: int) -> set[int]:

@@ -39,6 +39,10 @@ MOST_COMPILES = 12  # refused ones included
 FINALISTS = 3
 
 
+# A candidate, the seconds predicted for it, and its other figures.
+Ranked = tuple[Candidate, float, dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Compiled:
     """A candidate and the compiler's figures for it at one budget; those of its probe in an estimate."""
@@ -141,11 +145,11 @@ class Search:
         self.probes.begin(budget)
         tried = self._compiled_before(budget)
         ranked, bound = self._ranked(budget, tried)
-        while ranked and self.probes.confirm(ranked[0][0].configuration):
+        expected = self._expected(ranked, budget)
+        while expected and self.probes.confirm(expected[0][0].configuration):
             ranked, bound = self._ranked(budget, tried)
+            expected = self._expected(ranked, budget)
         best = _best(tried)
-        probed = [r for r in ranked if self.probes.measured[r[0].configuration].figures.measurements]
-        expected = [r for r in probed if r[2]["required_bytes"] <= budget]
         if expected and (best is None or expected[0][1] < _time(best.measurement)):
             candidate, seconds, predicted = expected[0]
             figures = replace(self.probes.measured[candidate.configuration].figures, seconds=seconds)
@@ -160,6 +164,11 @@ class Search:
         others = tuple(c for c in tried.values() if c is not best)
         return Found(budget, best, others, bound if bound is None else min(bound, _time(best.measurement)), spent)
 
+    def _expected(self, ranked: list[Ranked], budget: int) -> list[Ranked]:
+        """Those that were probed and are expected to fit."""
+        probed = [r for r in ranked if self.probes.measured[r[0].configuration].figures.measurements]
+        return [r for r in probed if r[2]["required_bytes"] <= budget]
+
     def _compiled_before(self, limit: int | None) -> dict[Any, Compiled]:
         """What compiled under a smaller budget, and so fits this one."""
         most = limit if limit is not None else 1 << 62
@@ -169,9 +178,7 @@ class Search:
             if at is not None and at <= most and compiled.measurement.fits_limit
         }
 
-    def _ranked(
-        self, limit: int | None, tried: dict[Any, Compiled]
-    ) -> tuple[list[tuple[Candidate, float, dict[str, Any]]], float | None]:
+    def _ranked(self, limit: int | None, tried: dict[Any, Compiled]) -> tuple[list[Ranked], float | None]:
         """Candidates predicted to fit, fastest first, with the seconds and figures predicted for them.
 
         Where nothing is predicted to fit and nothing that was compiled does, the nearest misses are given.
@@ -194,7 +201,7 @@ class Search:
         least += [r[1] for r in rows if r[2]["required_bytes"] <= most]
         return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), min(least, default=None)
 
-    def _compile(self, chosen: tuple[Candidate, float, dict[str, Any]], limit: int | None) -> Compiled:
+    def _compile(self, chosen: Ranked, limit: int | None) -> Compiled:
         candidate, _, predicted = chosen
         m = self.problem.compile(
             candidate.name, candidate.configuration, Options(method=Method.COMPILE, limit_bytes=limit)
@@ -207,7 +214,7 @@ class Search:
         """The smallest need among everything measured, and what it consists of."""
         self.probes.smallest_bytes()
         probed = [p for p in self.probes.measured.values() if p.figures.measurements]
-        rows = [(p.figures.required_bytes, p.candidate, p.figures.measurements[-1][1]) for p in probed]
+        rows = [(p.figures.required_bytes, p.candidate, p.figures.as_measurement()) for p in probed]
         smallest, candidate, m = min(rows, key=lambda r: r[0])
         compiled = [c.measurement for c in tried.values() if c.candidate.configuration == candidate.configuration]
         if compiled:

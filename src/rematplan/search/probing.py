@@ -106,8 +106,8 @@ class Probes:
     def _first_wave(self) -> None:
         """Hand-written configurations, loop bodies, one block a region at every level, others saving nothing."""
         # a deep program is not probed whole for what mixtures of the others predict: all blocks but the last
-        whole = lambda c: self.problem.folds and c.period is None and not c.configuration.loops  # noqa: E731
-        self._probe([c for c in self._hand_written if not c.compiler_rematerializes and not whole(c)])
+        irregular = lambda c: self.problem.folds and c.period is None and not c.configuration.loops  # noqa: E731
+        self._probe([c for c in self._hand_written if not c.compiler_rematerializes and not irregular(c)])
         loops = in_loops(self.problem, most_levels=LEVELS)
         self._probe(loops)
         if not new_remat():
@@ -116,7 +116,7 @@ class Probes:
                 self._probe(offloaded(self.problem, loops))
         self._probe([c for name, levels in self._over_chain.items() if name == ONE_BLOCK for c in levels])
         # one region that saves nothing needs what no region needs; written by hand it has been probed already
-        whole = any(c.name == "whole" for c in self._hand_written)
+        whole = any(p.candidate.name == "whole" for p in self.measured.values())
         self._probe([levels[0] for name, levels in self._over_chain.items() if not (whole and name == ONE_REGION)])
         self._probe(products_in_one_region(self.problem))
 
@@ -163,7 +163,7 @@ class Probes:
 
     def _trim(self, budget: int, misses: Mapping[Any, int]) -> None:
         """Probes single regions that are over the budget with less saved, so that they just fit."""
-        if self.problem.folds:
+        if self.problem.folds or self._left <= 0:
             return  # what is trimmed does not repeat, and would be probed whole
         for p in list(self.measured.values()):
             regions = p.candidate.configuration.regions
@@ -180,6 +180,8 @@ class Probes:
           The chain's least seconds under the budget; None if it has no selection that fits.
         """
         uniform = [p for p in priced if p.candidate.grouping != MIXED]
+        # what was only predicted, for another budget or by older prices, is predicted again
+        self.measured = {k: p for k, p in self.measured.items() if p.figures.measurements}
         if self.problem.folds:
             margin = max(margin, int(UNPROBED_MARGIN * budget))
         room, bound = budget - margin, None

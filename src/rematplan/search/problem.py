@@ -89,10 +89,17 @@ class Problem:
         work = lambda r: sum(b.flops for b in self.coarse[r.first : r.stop])  # noqa: E731
         return max(long, key=work, default=None)
 
-    @property
+    @cached_property
     def folds(self) -> bool:
         """Whether programs that repeat are probed with most repetitions cut out."""
-        return self.repeated is not None and self.default_step
+        run = self.repeated
+        if run is None or not self.default_step or lengths(1)[1] >= run.count:
+            return False
+        try:
+            self._folded(lengths(1)[0])
+        except CannotFold:  # blocks that also hand on state of their own
+            return False
+        return True
 
     @property
     def probed_operations(self) -> int:

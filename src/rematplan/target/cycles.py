@@ -42,7 +42,7 @@ _PRIOR = (
     0.3 / 1024,  # converted
     4.0 / 1024,  # permuted
 )
-# How many of the most similar fusions correct a price, how fast their weight falls with distance (in mean square
+# How many of the most similar fusions correct a price, how fast their weight falls with distance (in root mean square
 # differences of the logarithm of each kind of work's price), and the weight of "as priced" beside them.
 _NEIGHBOURS = 5
 _REACH = 0.15
@@ -161,7 +161,11 @@ def _shares(works: list[tuple[float, ...]]) -> Any:
     import numpy as np
 
     prices = np.array((_PRIOR_FIXED, *_PRIOR))
-    return np.array([(1.0, *work) for work in works]).reshape(-1, len(prices)) * prices
+    amounts = np.zeros((len(works), len(prices)))
+    amounts[:, 0] = 1.0
+    for row, work in enumerate(works):
+        amounts[row, 1 : 1 + len(work)] = work[: len(prices) - 1]
+    return amounts * prices
 
 
 def _file(target: Target) -> str:
