@@ -24,7 +24,7 @@ from rematplan.program import evaluate
 from rematplan.program.alike import in_module, inside_of, shared
 from rematplan.program.configuration import Configuration, LoopPlan, Region
 from rematplan.program.residuals import is_inexact, with_named_residuals
-from rematplan.program.saving import honoured
+from rematplan.program.saving import honoured, is_complex
 from rematplan.program.trace import Detail, Equation, Traced, trace
 
 
@@ -103,6 +103,10 @@ def _check(traced: Traced, regions: Sequence[Region], start: int, stop: int) -> 
         if region.start < position or region.stop > stop:
             raise PlanMismatch(f"regions overlap or run past what they stand in at operation {region.start}")
         position = region.stop
+        for name in (traced.graph.values[v].name for v in region.saved if is_complex(traced, v)):
+            raise PlanMismatch(
+                f"JAX cannot save complex numbers in a region (0.10.2), but the plan names {name!r}; plan again"
+            )
         for op in traced.graph.operations[region.start : region.stop]:
             if op.barrier:
                 raise PlanMismatch(

@@ -54,7 +54,7 @@ def named_in_derivative(equation: Equation, named: Mapping[int, str]) -> Callabl
         flat = trace_jaxpr(jax.make_jaxpr(derivative)(inputs, directions), differentiated=())
         env = dict(zip(flat.graph.inputs, [*inputs, *directions], strict=True))
         env.update(flat.constants)
-        given = {v: x for v, x in zip(flat.outputs, outputs, strict=False) if not isinstance(v, jex.Literal)}
+        given = _given(flat, equation, outputs)
         env = {**given, **env}
         for inner in _deriving(flat, len(kept), given):
             outs = evaluate.as_function(inner)(*[env[i] for i in inner.inputs])
@@ -72,6 +72,21 @@ def named_in_derivative(equation: Equation, named: Mapping[int, str]) -> Callabl
         return attached(outputs, list(inputs))
 
     return wrapped
+
+
+def _given(flat: Traced, equation: Equation, outputs: Sequence[Any]) -> dict[int, Any]:
+    """The values of a derivative's program that are known from the equation's outputs.
+
+    Those that the same primitive makes there of the same inputs. A rule may work them over before it returns them: that of
+    cholesky clears the upper triangle, in which the primitive leaves anything. Where it is not there, what the rule returns.
+    """
+    inputs = tuple(flat.graph.inputs[: len(equation.inputs)])
+    places = {o: k for k, o in enumerate(o for o in equation.outputs if o >= 0)}
+    for inner in flat.equations:
+        if inner.eqn.primitive is equation.eqn.primitive and inner.inputs == inputs:
+            pairs = zip(inner.outputs, equation.outputs, strict=True)
+            return {made: outputs[places[own]] for made, own in pairs if made >= 0 and own >= 0}
+    return {v: x for v, x in zip(flat.outputs, outputs, strict=False) if not isinstance(v, jex.Literal)}
 
 
 def _deriving(flat: Traced, primal: int, given: Mapping[int, Any]) -> list[Equation]:

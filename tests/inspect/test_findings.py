@@ -192,3 +192,32 @@ def test_several_regions_on_one_line_are_one_finding_with_their_sum() -> None:
     (finding,) = (f for f in rp.inspect(work).findings if f.code == "no-policy")
     assert finding.flops == 3 * (2 * 4 * 8 * 8 + 4 * 8)
     assert "3 times here" in finding.message
+
+
+def test_what_stands_in_the_body_of_a_loop_is_seen() -> None:
+    layer = jax.checkpoint(lambda x, w: (jnp.sin(x @ w), None))
+    work = rp.Workload(lambda w, x: jax.lax.scan(layer, x, w)[0].sum(), jnp.ones((3, 8, 8)), X)
+    own = [f for f in rp.inspect(work).findings if f.code == "own-region"]
+    assert [f.flops for f in own] == [3 * (2 * 4 * 8 * 8 + 4 * 8)]
+
+    def branching(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:
+        return jax.lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x @ w), None
+
+    work = rp.Workload(lambda w, x: jax.lax.scan(branching, x, w)[0].sum(), jnp.ones((3, 8, 8)), X)
+    assert "one-operation" in {f.code for f in rp.inspect(work).findings}
+
+
+@CLASSIC
+def test_strings_in_a_users_own_policy_are_no_names() -> None:
+    def keep(primitives: set[str]) -> Callable[..., bool]:
+        return lambda primitive, *_, **__: primitive.name in primitives
+
+    policy = keep({"dot_general", "conv_general_dilated"})
+    assert "name-not-found" not in told(jax.checkpoint(lambda w, x: jnp.sin(x @ w), policy=policy))
+
+
+def test_captured_complex_arrays_and_regions_without_work() -> None:
+    outside = jnp.ones((128, 128), jnp.complex64)
+    work = rp.Workload(lambda w, x: (x @ w).sum() * jnp.abs(outside).mean(), W, X)
+    assert "closure-capture" in {f.code for f in rp.inspect(work).findings}
+    assert "no-policy" not in told(lambda w, x: jax.checkpoint(lambda x: x)(x @ w))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rematplan.records import Finding, Residual
 from rematplan.units import format_bytes
 
-# Elementwise chains that are kept several times over have to be this much of all residuals to be worth a word.
+# What is kept and cheap has to be this much of all residuals to be worth a word.
 CHEAP_SHARE = 0.1
 # A function of one input whose derivative keeps so many values of the input's shape.
 CHEAP_COUNT = 3
@@ -30,7 +30,9 @@ def of_residuals(
       stretches: for each residual, where it stands: equal for two without a matrix product between them.
       from_state: those that a loop computes from parameters alone.
     """
-    return (*_cheap(residuals, stretches), *_stacked(from_state))
+    total = sum(r.bytes for r in residuals)
+    is_much = sum(r.bytes for r in from_state) >= CHEAP_SHARE * total
+    return (*_cheap(residuals, stretches), *(_stacked(from_state) if is_much else ()))
 
 
 def _stacked(from_state: Sequence[Residual]) -> tuple[Finding, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rematplan import _jax_private
 from rematplan.findings.configured import NOTHING, of_spans
-from rematplan.program.graph import Graph, Nesting
+from rematplan.program.graph import Graph, Nesting, Operation
 from rematplan.program.trace import Traced, nbytes
 from rematplan.program.written import PRODUCTS, Place, Written, WrittenRegion, callbacks, collectives, written
 from rematplan.records import Finding
@@ -28,7 +28,7 @@ def of_program(traced: Traced) -> tuple[Finding, ...]:
     found = written(traced)
     each = [f for region in found.regions for rule in RULES for f in rule(region, found)]
     return (
-        *_own_regions(traced.graph),
+        *_own_regions(found),
         *_once(each),
         *_useless(traced.graph, found),
         *_captured(traced),
@@ -62,6 +62,8 @@ def _finding(code: str, message: str, place: Place, *, size: int | None = None, 
 def _policy(region: WrittenRegion, found: Written) -> Iterator[Finding]:
     """What the policy saves of what is in its region."""
     work = region.flops * region.place.times
+    if region.policy is None and not work:
+        return
     if region.policy is None:
         yield _finding(
             "no-policy",
@@ -235,19 +237,19 @@ RULES: tuple[Rule, ...] = (_policy, _saved_yet_recomputed, _hinders_nothing, _ne
 # -------------------------------------------------------------------------------------------------------- whole programs
 
 
-def _own_regions(graph: Graph) -> Iterator[Finding]:
-    own = [op for op in graph.operations if op.subprogram is not None and op.subprogram.kind is Nesting.REGION]
-    for location in dict.fromkeys(op.location for op in own):
-        here = [op for op in own if op.location == location]
-        inside = sum(len(op.subprogram.graph.operations) for op in here if op.subprogram is not None)
+def _own_regions(found: Written) -> Iterator[Finding]:
+    own = [r for r in found.regions if r.depth == 0]
+    for location in dict.fromkeys(r.place.location for r in own):
+        here = [r for r in own if r.place.location == location]
+        inside = sum(len(r.seen) for r in here)
         regions = "a region" if len(here) == 1 else f"{len(here)} regions"
         yield Finding(
             "own-region",
             f"The model checkpoints {inside} operations by itself, in {regions} kept as written: what a policy or plan "
             "saves lies outside. To have it planned, plan with own_regions='replace', or remove it.",
-            module=here[0].module,
+            module=here[0].place.module,
             location=location,
-            flops=sum(op.flops for op in here),
+            flops=sum(r.flops * r.place.times for r in here),
         )
 
 
@@ -267,7 +269,8 @@ def _useless(graph: Graph, found: Written) -> tuple[Finding, ...]:
 
 
 def _captured(traced: Traced) -> Iterator[Finding]:
-    floating = [a for a in traced.constants.values() if "float" in str(getattr(a, "dtype", ""))]
+    inexact = ("float", "complex")
+    floating = [a for a in traced.constants.values() if any(t in str(getattr(a, "dtype", "")) for t in inexact)]
     size = sum(nbytes(a) for a in floating)
     if size >= CAPTURED_BYTES:
         yield Finding(
@@ -279,9 +282,17 @@ def _captured(traced: Traced) -> Iterator[Finding]:
         )
 
 
+def _with_bodies(graph: Graph) -> Iterator[Operation]:
+    """The operations of a program and of the bodies of its loops."""
+    for op in graph.operations:
+        yield op
+        if op.subprogram is not None and op.subprogram.kind is Nesting.LOOP:
+            yield from _with_bodies(op.subprogram.graph)
+
+
 def _opaque(graph: Graph) -> Iterator[Finding]:
     """Loops without a fixed length and branches: one finding for each source line."""
-    ops = [op for op in graph.operations if op.primitive in ("while", "cond")]
+    ops = [op for op in _with_bodies(graph) if op.primitive in ("while", "cond")]
     for location, op in {op.location: op for op in reversed(ops)}.items():
         yield Finding(
             "one-operation",

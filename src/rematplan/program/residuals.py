@@ -65,7 +65,7 @@ def _forward_activity(traced: Traced, sources: frozenset[int]) -> frozenset[int]
     """Value ids that depend on a differentiated input and carry derivatives."""
     active = {traced.graph.inputs[i] for i in sources if is_inexact(traced.avals[traced.graph.inputs[i]])}
     for equation in traced.equations:
-        if active.intersection(equation.inputs):
+        if active.intersection(equation.inputs) and equation.eqn.primitive.name != "stop_gradient":
             active.update(o for o in equation.outputs if o >= 0 and is_inexact(traced.avals[o]))
     return frozenset(active)
 
@@ -117,7 +117,12 @@ def rule(op: Operation, equation: Equation, active: tuple[int, ...], cache: dict
     functions = tuple(id(v) for v in equation.eqn.params.values() if callable(v))
     key = (op.signature or signature(equation.eqn, {}), literals, repeated, functions, active)
     if key not in cache:
-        cache[key] = _trace_rule(equation, active)
+        try:
+            cache[key] = _trace_rule(equation, active)
+        except (NotImplementedError, TypeError, ValueError):
+            # A `while`, a callback: no derivative with respect to these. A function that can be differentiated at all does
+            # not ask for it: what the operation reads was stopped, or is not differentiated.
+            cache[key] = Rule()
     return cache[key]
 
 

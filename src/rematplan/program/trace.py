@@ -317,12 +317,18 @@ def _operations(equations: list[Equation], detail: Detail) -> tuple[list[Operati
                 location=equation.location,
                 flops=flops.of_equation(eqn) if detail is Detail.FULL else 0.0,
                 signature=signature(eqn, cache) if detail is Detail.FULL else "",
-                barrier=bool(eqn.effects) or eqn.primitive.name in CALLBACKS,
+                barrier=bool(eqn.effects) or eqn.primitive.name in CALLBACKS or _never_in_a_region(eqn),
                 collective=eqn.primitive.name in COLLECTIVES,
                 subprogram=subprogram,
             )
         )
     return operations, bodies
+
+
+def _never_in_a_region(eqn: Any) -> bool:
+    """Whether JAX's new remat cannot have the operation in a region: it differentiates everything there (0.10.2)."""
+    floats = any(jax.numpy.issubdtype(v.aval.dtype, jax.numpy.inexact) for v in eqn.outvars if hasattr(v.aval, "dtype"))
+    return eqn.primitive.name == "while" and floats and _jax_private.new_remat()
 
 
 def _subprogram(eqn: Any, cache: dict[Any, Any], detail: Detail) -> tuple[Subprogram | None, Traced | None]:

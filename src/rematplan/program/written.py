@@ -250,7 +250,8 @@ def names_in(policy: Any) -> frozenset[str]:
         held = getattr(one, "saveable_names", None)
         if isinstance(held, (set, frozenset, tuple, list)):
             found.update(n for n in held if isinstance(n, str))
-        if inspect.isfunction(one) and one.__closure__:
+        # in a function that is not JAX's own, a set of strings may be anything
+        if inspect.isfunction(one) and one.__closure__ and one.__module__.startswith("jax."):
             for cell in one.__closure__:
                 try:
                     held = cell.cell_contents
