@@ -23,9 +23,12 @@ CPU_OPTIONS: dict[str, Any] = {"xla_disable_hlo_passes": "cse_barrier_expander",
 # wrong value does.
 _TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "float16": 5e-3, "bfloat16": 2e-2}
 _NARROW = 1e-1  # 8-bit floats
-# An array whose true value is zero, such as the gradient of a key bias in attention, is rounding noise. It is measured
-# against this share of the largest magnitude among all arrays of its kind.
+# An array whose true value is zero, such as the gradient of a key bias in attention or of a bias before a BatchNorm, is
+# rounding noise of terms that cancel. It is measured against this share of the largest magnitude among all arrays of its kind,
+# or against a larger one, at which the tolerance is some rounding errors of that magnitude.
 NOISE_SHARE = 1e-2
+MOST_NOISE_SHARE = 1e-1
+ROUNDINGS = 8
 
 
 @dataclass(frozen=True)
@@ -74,15 +77,22 @@ def compare(
         if np.issubdtype(a.dtype, np.inexact) and a.size:
             kind = kinds[info.kind]
             largest[kind] = max(largest[kind], _magnitude(a))
+    noise = _noise_share(lifted, tolerance)
     found = []
     for a, b, info in zip(one, two, infos, strict=True):
         kind = kinds[info.kind]
-        error = _error(a, b, floor=NOISE_SHARE * largest[kind])
+        error = _error(a, b, floor=noise * largest[kind])
         errors[kind] = max(errors[kind], error)
         exact = not np.issubdtype(a.dtype, np.inexact)
         if error > (0.0 if exact else tolerance):
             found.append(f"{info.kind} {info.path or 'value'} differs by {error:.1e}, allowed is {tolerance:.0e}")
     return Agreement(errors["outputs"], errors["gradients"], errors["state"], tuple(found))
+
+
+def _noise_share(lifted: Lifted, tolerance: float) -> float:
+    dtypes = [jnp.dtype(leaf.dtype) for leaf in lifted.leaves if jnp.issubdtype(leaf.dtype, jnp.floating)]
+    coarsest = max((float(jnp.finfo(d).eps) for d in dtypes), default=0.0)
+    return min(max(NOISE_SHARE, ROUNDINGS * coarsest / tolerance), MOST_NOISE_SHARE)
 
 
 def _run(

@@ -12,6 +12,7 @@ from flax import nnx
 import rematplan as rp
 from rematplan import workloads
 from rematplan.planner.blocks import Granularity, blocks, runs
+from rematplan.planner.price import Rates
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
 from rematplan.search import problem as problems
@@ -20,6 +21,7 @@ from rematplan.search.problem import Problem
 from rematplan.target.target import resolve
 from tests.report.measurements import measurement
 
+RATES = Rates({"float32": 1e12}, 1e12)
 FIXED, ARGUMENTS, OUTPUTS, KEPT, SECONDS = 1000, 70, 60, 500, 3.0
 
 
@@ -77,7 +79,7 @@ def test_what_a_repetition_keeps_is_one_boundary_for_each_region(count, period, 
     starts = list(range(run.first + offset, run.stop, period))
     stops = [*starts[1:], len(chain)]
     regions = tuple(Region(chain[a].start, chain[z - 1].stop) for a, z in zip(starts, stops, strict=True))
-    found = kept_in_a_repetition(traced.graph, chain, run, Configuration(regions), period)
+    found = kept_in_a_repetition(traced.graph, chain, run, Configuration(regions), period, rates=RATES)
     boundary = 16 * 8 * 4
     if offset and found is None:
         return  # a block before the first region is in none

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rematplan.planner.blocks import Block, Run
-from rematplan.program.configuration import Configuration
+from rematplan.planner.menu import stretch
+from rematplan.planner.price import Rates
+from rematplan.program.configuration import Configuration, Region
 from rematplan.program.graph import Graph
 from rematplan.target.measurement import Measurement, Source
 
@@ -150,7 +152,7 @@ def larger(one: Figures, other: Figures) -> Figures:
 
 
 def kept_in_a_repetition(
-    graph: Graph, chain: Sequence[Block], run: Run, configuration: Configuration, period: int
+    graph: Graph, chain: Sequence[Block], run: Run, configuration: Configuration, period: int, *, rates: Rates
 ) -> float | None:
     """Bytes that each repetition of a run keeps; None where that is not known from the regions alone.
 
@@ -166,16 +168,19 @@ def kept_in_a_repetition(
     working = [b for b in chain[run.first : run.stop] if b.flops > 0]
     if any(not any(r.start < b.stop and b.start < r.stop for r in regions) for b in working):
         return None
-    kept = {v for r in regions for v in (*r.saved, *_read_from_before(graph, r.start, r.stop))}
+    # of what a policy names only that is kept which some derivative or some recomputation reads
+    saved = [stretch(graph, r.start, r.stop, rates=rates).save_set(r.saved).values for r in regions]
+    kept = {v for values in saved for v in values} | {v for r in regions for v in _read_from_before(graph, r)}
     # whole periods, without the last regions: what those hand on is no region's input any more
     repetitions = period * max(run.count // period - 1, 1)
     end = starts[repetitions] if repetitions < run.count else high
     return sum(graph.values[v].bytes for v in kept if low <= graph.producer[v] < end) / repetitions
 
 
-def _read_from_before(graph: Graph, start: int, stop: int) -> set[int]:
-    """Values that these operations read and earlier ones made."""
-    return {v for op in graph.operations[start:stop] for v in op.inputs if graph.producer[v] < start}
+def _read_from_before(graph: Graph, region: Region) -> set[int]:
+    """Values that a region reads and earlier operations made."""
+    operations = graph.operations[region.start : region.stop]
+    return {v for op in operations for v in op.inputs if graph.producer[v] < region.start}
 
 
 def _outputs(m: Measurement) -> int:

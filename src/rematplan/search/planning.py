@@ -29,8 +29,9 @@ from rematplan.workload import Workload
 WORTH_COMPILING = 0.995
 # Seconds within this are a tie, which the smaller program wins.
 TIE = 1.002
-# A TPU probe's need is up to so much too high, and a program that does not fit is refused in the time of a probe: what is
-# said to need a little more than the budget, and to be faster than what fits, is tried.
+# A TPU probe's need is up to so much too high, and a program that does not fit is refused in the time of a probe; what is
+# extrapolated from shortened programs is uncertain anywhere. What is said to need a little more than the budget, and to be
+# faster than what fits, is tried.
 JUST_ABOVE = 1.04
 # Predictions this far above the budget are still compiled when nothing predicted to fit is left.
 NEARLY = 1.03
@@ -190,12 +191,13 @@ class Search:
         least = self.probes.make(most, misses, mixed_margin=margin.get(MIXED, 0))
         measured = self.probes.measured.values()
         rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in measured]
+        folded = {p.candidate.configuration for p in measured if p.figures.folded}
         need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)  # noqa: E731
         fitting = [r for r in rows if need(r) <= most]
         quickest = min((r[1] for r in fitting), default=math.inf)
-        if self.target.kind is Kind.TPU:
-            above = [r for r in rows if most < need(r) <= JUST_ABOVE * most]
-            fitting += [r for r in above if r[1] < WORTH_COMPILING * quickest < math.inf]
+        uncertain = lambda r: self.target.kind is Kind.TPU or r[0].configuration in folded  # noqa: E731
+        above = [r for r in rows if most < need(r) <= JUST_ABOVE * most and uncertain(r)]
+        fitting += [r for r in above if r[1] < WORTH_COMPILING * quickest < math.inf]
         if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):
             fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
         least += [r[1] for r in rows if r[2]["required_bytes"] <= most]

@@ -36,7 +36,7 @@ from rematplan.search.extrapolate import (
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program
 from rematplan.target.measurement import Measurement
-from rematplan.target.target import Target
+from rematplan.target.target import Kind, Target
 from rematplan.workload import Workload
 
 Progress = Callable[[str], None]
@@ -213,7 +213,7 @@ class Problem:
         if configuration == PLAIN:
             return lambda: from_two(_done(plain[0]), _done(plain[1]), run.count, seconds)
         first = short, self._probe(pool, self.shortened(configuration, short))
-        kept = kept_in_a_repetition(self.graph, self.coarse, run, configuration, period)
+        kept = kept_in_a_repetition(self.graph, self.coarse, run, configuration, period, rates=self.rates)
         if kept is not None:
             return lambda: from_one(_done(first), (_done(plain[0]), _done(plain[1])), kept, run.count, seconds)
         last = long, self._probe(pool, self.shortened(configuration, long))
@@ -229,7 +229,9 @@ class Problem:
         with ThreadPoolExecutor(1) as pool:
             last = Shortened(long, self._probe(pool, self.shortened(configuration, long)).result())
         first = Shortened(short, figures.measurements[-1][1])
-        return larger(from_two(first, last, run.count, seconds), figures)
+        line = from_two(first, last, run.count, seconds)
+        # only a TPU has on-chip memory for what a short program keeps
+        return larger(line, figures) if self.target.kind is Kind.TPU else line
 
     def _probe(self, pool: ThreadPoolExecutor, program: Program) -> Future[Measurement]:
         self.probes += 1
