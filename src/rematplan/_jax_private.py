@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from typing import Any
 
@@ -56,9 +57,10 @@ def checkpointing(eqn: Any) -> tuple[str, Any]:
 
 
 def region_parameters(eqn: Any) -> tuple[Any, bool]:
-    """The policy of a checkpoint region and whether it hinders common subexpressions; the new remat always does."""
+    """The policy of a checkpoint region and whether it hinders common subexpressions; the new remat did always (0.10.2)."""
     if eqn.primitive.name == "call_hi_primitive":
-        return eqn.params["_prim"].params.get("policy"), True
+        held = eqn.params["_prim"].params
+        return held.get("policy"), bool(held.get("prevent_cse", True))
     return eqn.params.get("policy"), bool(eqn.params.get("prevent_cse", True))
 
 
@@ -70,7 +72,13 @@ def given_name(eqn: Any) -> str:
 
 
 def kept_by_new_remat(policy: Any) -> bool:
-    """Whether JAX's new remat follows a policy: those are data of private classes (0.10.2); others it drops silently."""
+    """Whether JAX's new remat follows a policy.
+
+    In 0.10.2 those are data of private classes, and others are dropped silently; in 0.12 they are functions, and all are
+    followed.
+    """
+    if inspect.isfunction(jax.checkpoint_policies.save_only_these_names("")):
+        return True
     known = ("SaveOnlyTheseNames", "SaveAnyNamesButThese", "DotsSaveable")
     return policy in (None, jax.checkpoint_policies.nothing_saveable) or type(policy).__name__ in known
 

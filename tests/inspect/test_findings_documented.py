@@ -10,7 +10,7 @@ import jax
 import pytest
 
 import rematplan as rp
-from rematplan import findings
+from rematplan import _jax_private, findings
 from rematplan.records import Row
 from tests.report.measurements import measurement
 
@@ -45,6 +45,8 @@ def test_a_documented_program(code, fires, remat, source):
     here = "remat3" if getattr(jax.config, "jax_remat3", False) else "classic"
     if remat and remat != here:
         pytest.skip(f"of {remat} rematerialization only")
+    if fires and code == "callable-policy" and _jax_private.kept_by_new_remat(lambda *_, **__: True):
+        pytest.skip("this JAX's new rematerialization follows every policy (0.12)")
     assert (code in reported(source)) == fires
 
 
