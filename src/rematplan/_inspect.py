@@ -6,6 +6,7 @@ back. Compiles nothing.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,11 @@ from rematplan.program import saved
 from rematplan.program.configuration import PLAIN, Configuration
 from rematplan.program.graph import Graph, Nesting, Operation, ValueKind
 from rematplan.program.loss import traced_loss
+from rematplan.program.recomputed import PRODUCTS
 from rematplan.program.saved import Origin, Saved
 from rematplan.program.stamps import Path as OperationPath
 from rematplan.program.stamps import stamped, with_all_loops
 from rematplan.program.trace import Traced
-from rematplan.program.written import PRODUCTS
 from rematplan.records import Finding, Inspection, Residual
 
 if TYPE_CHECKING:
@@ -127,11 +128,14 @@ def _find(graph: Graph, path: OperationPath) -> tuple[Graph, Operation | None]:
 def _stretches(graph: Graph, found: tuple[Saved, ...]) -> list[tuple[int, ...]]:
     """For each computed residual the stretch of program between two products that it stands in."""
     places = []
+    products: dict[OperationPath, list[int]] = {}  # of each program, how many stand before each operation
     for s in found:
         if s.origin is Origin.COMPUTED:
             body, operation = _find(graph, s.operation)
-            before = body.operations[: operation.index] if operation is not None else ()
-            places.append((*s.operation[:-1], sum(op.primitive in PRODUCTS for op in before)))
+            outer = s.operation[:-1]
+            if outer not in products:
+                products[outer] = [0, *accumulate(op.primitive in PRODUCTS for op in body.operations)]
+            places.append((*outer, products[outer][operation.index] if operation is not None else 0))
     return places
 
 

@@ -46,7 +46,7 @@ def state(*models):
     return [np.asarray(a) for a in jax.tree.leaves(nnx.state(models, nnx.Not(nnx.RngKey)))]
 
 
-def close(a, b, rtol=2e-5):
+def assert_close(a, b, rtol=2e-5):
     a, b = jax.tree.leaves(a), jax.tree.leaves(b)
     assert len(a) == len(b)
     assert a
@@ -70,16 +70,16 @@ def test_jax_grad_of_explicitly_split_state(remat):
 
     grads, rest = gradient(remat(loss))
     expected_grads, expected_rest = gradient(loss)
-    close(grads, expected_grads)
+    assert_close(grads, expected_grads)
     keyless = nnx.Not(nnx.RngKey)
-    close(nnx.filter_state(rest, keyless), nnx.filter_state(expected_rest, keyless))
+    assert_close(nnx.filter_state(rest, keyless), nnx.filter_state(expected_rest, keyless))
 
 
 @OURS
 def test_jax_grad_of_the_model_itself(remat):
     model = Smooth(nnx.Rngs(0))
-    close(jax.grad(remat(loss))(model, X), jax.grad(loss)(model, X))
-    close(jax.jit(jax.grad(remat(loss)))(model, X), jax.grad(loss)(model, X))
+    assert_close(jax.grad(remat(loss))(model, X), jax.grad(loss)(model, X))
+    assert_close(jax.jit(jax.grad(remat(loss)))(model, X), jax.grad(loss)(model, X))
 
 
 @OURS
@@ -90,16 +90,16 @@ def test_vjp_jvp_and_second_derivatives(remat):
     def model_of():
         return model
 
-    close(jax.vjp(f, X)[1](1.0), jax.vjp(g, X)[1](1.0))
-    close(jax.jvp(f, (X,), (X,)), jax.jvp(g, (X,), (X,)))
-    close(jax.hessian(f)(X[:1]), jax.hessian(g)(X[:1]), rtol=1e-4)
+    assert_close(jax.vjp(f, X)[1](1.0), jax.vjp(g, X)[1](1.0))
+    assert_close(jax.jvp(f, (X,), (X,)), jax.jvp(g, (X,), (X,)))
+    assert_close(jax.hessian(f)(X[:1]), jax.hessian(g)(X[:1]), rtol=1e-4)
 
 
 @OURS
 def test_jax_vmap_and_gradients_per_example(remat):
     model = Smooth(nnx.Rngs(0))
     per_example = jax.vmap(jax.grad(remat(loss)), in_axes=(None, 0))
-    close(per_example(model, X), jax.vmap(jax.grad(loss), in_axes=(None, 0))(model, X))
+    assert_close(per_example(model, X), jax.vmap(jax.grad(loss), in_axes=(None, 0))(model, X))
 
 
 @OURS
@@ -114,7 +114,7 @@ def test_nnx_vmap_over_an_ensemble_with_state(remat):
         value = nnx.vmap(nnx.value_and_grad(f), in_axes=(0, None))(models, X)
         return value, state(models)
 
-    close(run(remat(loss)), run(loss))
+    assert_close(run(remat(loss)), run(loss))
 
 
 @OURS
@@ -135,7 +135,7 @@ def test_nnx_scan_over_layers_with_batchnorm_and_dropout(remat):
         value = nnx.jit(nnx.value_and_grad(lambda stack, x: (forward(stack, x) ** 2).mean()))(stack, X)
         return value, state(stack)
 
-    close(run(remat), run(lambda f: f))
+    assert_close(run(remat), run(lambda f: f))
 
 
 @OURS
@@ -145,7 +145,7 @@ def test_lax_scan_inside_the_region(remat):
         return carry.sum()
 
     model = Smooth(nnx.Rngs(0))
-    close(nnx.grad(remat(recurrent))(model, X), nnx.grad(recurrent)(model, X))
+    assert_close(nnx.grad(remat(recurrent))(model, X), nnx.grad(recurrent)(model, X))
 
 
 @OURS
@@ -156,13 +156,13 @@ def test_inside_cond_and_forward_in_while(remat):
     def branching(model, x):
         return nnx.cond(x.sum() > -1, inner, lambda m, x: 0.0 * loss(m, x), model, x)
 
-    close(nnx.grad(branching)(model, X), nnx.grad(loss)(model, X))
+    assert_close(nnx.grad(branching)(model, X), nnx.grad(loss)(model, X))
     call = remat(lambda model, x: model(x))
 
     def three(f):
         return jax.lax.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, f(model, s[1])), (0, X))[1]
 
-    close(three(call), three(lambda model, x: model(x)))
+    assert_close(three(call), three(lambda model, x: model(x)))
 
 
 @OURS
@@ -178,7 +178,7 @@ def test_partial_gradients(remat):
 
     found, expected = run(remat(joint)), run(joint)
     assert len(jax.tree.leaves(found[0][1])) == 2  # the biases of linear and norm
-    close(found, expected)
+    assert_close(found, expected)
 
 
 @OURS
@@ -189,7 +189,7 @@ def test_low_rank_adapters(remat):
         model.lora_b[...] = jnp.ones_like(model.lora_b[...])
         return nnx.grad(f, argnums=nnx.DiffState(0, nnx.LoRAParam))(model, X)
 
-    close(run(remat(loss)), run(loss))
+    assert_close(run(remat(loss)), run(loss))
 
 
 @OURS
@@ -206,7 +206,7 @@ def test_three_optimizer_steps(remat):
 
         return [step(model, optimizer, X) for _ in range(3)], state(model, optimizer)
 
-    close(run(remat(loss)), run(loss), rtol=1e-4)
+    assert_close(run(remat(loss)), run(loss), rtol=1e-4)
 
 
 @OURS
@@ -221,7 +221,7 @@ def test_nested_regions(remat):
         model = Block(nnx.Rngs(0))
         return nnx.value_and_grad(f)(model, X), state(model)
 
-    close(run(remat(outer)), run(plain))
+    assert_close(run(remat(outer)), run(plain))
 
 
 def test_train_and_eval_take_effect_between_calls():
@@ -230,8 +230,8 @@ def test_train_and_eval_take_effect_between_calls():
     for mode in ("train", "eval", "train", "eval"):
         getattr(model, mode)()
         getattr(expected, mode)()
-        close(f(model, X), expected(X))
-        close(state(model), state(expected))
+        assert_close(f(model, X), expected(X))
+        assert_close(state(model), state(expected))
 
 
 def test_jit_of_jax_loses_state_with_and_without_remat():
@@ -250,8 +250,8 @@ def test_plain_jax_functions():
 
     params = {"w": jnp.eye(F)}
     expected = jax.grad(f)(params, X, power=3)
-    close(jax.grad(rp.remat(f))(params, X, power=3), expected)
-    close(jax.jit(jax.grad(rp.remat(f)), static_argnames="power")(params, X, power=3), expected)
+    assert_close(jax.grad(rp.remat(f))(params, X, power=3), expected)
+    assert_close(jax.jit(jax.grad(rp.remat(f)), static_argnames="power")(params, X, power=3), expected)
 
 
 def test_sharded_arguments():
@@ -259,7 +259,7 @@ def test_sharded_arguments():
     mesh = jax.sharding.Mesh(np.array(devices), ("data",))
     x = jax.device_put(X, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
     model = Smooth(nnx.Rngs(0))
-    close(nnx.jit(nnx.grad(rp.remat(loss)))(model, x), nnx.grad(loss)(model, X))
+    assert_close(nnx.jit(nnx.grad(rp.remat(loss)))(model, x), nnx.grad(loss)(model, X))
 
 
 @pytest.mark.skipif(REMAT3, reason="jax.checkpoint itself fails under shard_map with JAX_REMAT3=1 (jax 0.10.2)")
@@ -274,4 +274,4 @@ def test_inside_shard_map():
     spec = jax.sharding.PartitionSpec
     mapped = jax.shard_map(body, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec())
     kernel = model.linear.kernel[...]
-    close(jax.grad(mapped)(kernel, X), jax.grad(lambda k: jnp.sin(X @ k).sum() / len(devices))(kernel))
+    assert_close(jax.grad(mapped)(kernel, X), jax.grad(lambda k: jnp.sin(X @ k).sum() / len(devices))(kernel))

@@ -62,7 +62,7 @@ def memory(function, *args, donated=()):
     return {name: getattr(stats, f"{name}_size_in_bytes") for name in names}
 
 
-def close(a, b, rtol=1e-3):
+def assert_close(a, b, rtol=1e-3):
     """Gradients near zero differ between compiled and single operations."""
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=rtol, atol=1e-5)
@@ -88,8 +88,8 @@ def test_what_comes_out_of_the_plain_step():
     flat = jax.jit(step.function)(*work.inputs())
     assert [k for k, _ in kinds(step)] == ["loss", "aux", *["gradient"] * 8, *["state"] * 3]
     (value, aux), grads = nnx.value_and_grad(with_aux, has_aux=True)(model, x)
-    close(flat[:10], [value, aux["y"], *jax.tree.leaves(grads)])
-    close(flat[10:], [model.drop.rngs.count[...], model.norm.mean[...], model.norm.var[...]])
+    assert_close(flat[:10], [value, aux["y"], *jax.tree.leaves(grads)])
+    assert_close(flat[10:], [model.drop.rngs.count[...], model.norm.mean[...], model.norm.var[...]])
 
 
 def test_an_untouched_user_model():
@@ -142,7 +142,7 @@ def test_other_ways_to_pass_a_model(work):
     model, x = MLP(nnx.Rngs(0)), jnp.ones((B, F))
     work = work(model, x)
     expected = nnx.value_and_grad(loss)(model, x)
-    close(jax.jit(work.step().function)(*work.inputs()), jax.tree.leaves(expected))
+    assert_close(jax.jit(work.step().function)(*work.inputs()), jax.tree.leaves(expected))
 
 
 def test_a_replaced_loss():
@@ -155,9 +155,9 @@ def test_a_replaced_loss():
 
     plain = jax.jit(work.step().function)(*work.inputs())
     twice = jax.jit(work.step(doubled).function)(*work.inputs())
-    close(twice[0], 2 * plain[0])
-    close(twice[1], plain[1])
-    close(twice[2:], [2 * g for g in plain[2:]])
+    assert_close(twice[0], 2 * plain[0])
+    assert_close(twice[1], plain[1])
+    assert_close(twice[2:], [2 * g for g in plain[2:]])
 
 
 @pytest.mark.parametrize("make", [lambda: optax.sgd(0.1), lambda: optax.adamw(1e-2)], ids=["sgd", "adamw"])
@@ -172,10 +172,10 @@ def test_the_optimizer_step_is_the_one_of_nnx(make):
     optimizer.update(model, grads)
     expected = _state(model) | _state(optimizer)
     found = {o.path: leaf for o, leaf in zip(step.outputs(), flat, strict=True)}
-    close(found.pop(""), value)
+    assert_close(found.pop(""), value)
     assert found.keys() == {path for path in expected if not path.endswith("/key")}
     for path, leaf in found.items():
-        close(leaf, expected[path])
+        assert_close(leaf, expected[path])
 
 
 def _state(node):
@@ -217,17 +217,19 @@ def test_the_users_own_step():
     flat = jax.jit(plain.function, donate_argnums=plain.donated)(*work.inputs())
     model, optimizer, x = arguments()
     value = _make_step(loss)(model, optimizer, x)
-    close(flat[0], value)
+    assert_close(flat[0], value)
     found = {o.path: leaf for o, leaf in zip(plain.outputs(), flat, strict=True)}
-    close(found["layers/0/kernel"], model.layers[0].kernel[...])
-    close(found["norm/var"], model.norm.var[...])
-    close(found["optimizer/opt_state/0/mu/layers/0/kernel"], optimizer.opt_state[0].mu["layers"][0]["kernel"][...])
+    assert_close(found["layers/0/kernel"], model.layers[0].kernel[...])
+    assert_close(found["norm/var"], model.norm.var[...])
+    assert_close(
+        found["optimizer/opt_state/0/mu/layers/0/kernel"], optimizer.opt_state[0].mu["layers"][0]["kernel"][...]
+    )
     sources = {o.source for o in plain.outputs() if o.kind == "state"}
     assert sources <= set(plain.donated)
 
     lifted = work.lift(scopes=True)
     replaced = work.step(lambda *leaves: [3 * out if n == 0 else out for n, out in enumerate(lifted.pure(*leaves))])
-    close(replaced.function(*work.inputs())[0], 3 * value)
+    assert_close(replaced.function(*work.inputs())[0], 3 * value)
 
 
 def test_a_plain_jax_step_with_microbatches_is_seen_inside():
@@ -256,7 +258,7 @@ def test_a_plain_jax_step_with_microbatches_is_seen_inside():
     step = work.step(work.lift().pure)
     assert step.donated == (0,)
     found = step.function(jnp.eye(F), batches)  # donates its first argument
-    close(found, jax.tree.leaves(make_step(f)(params, batches)))
+    assert_close(found, jax.tree.leaves(make_step(f)(params, batches)))
 
 
 def test_real_arguments_are_taken_and_shapes_are_filled():

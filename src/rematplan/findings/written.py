@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from rematplan import _jax_private
 from rematplan.findings.configured import NOTHING, of_spans
 from rematplan.program.graph import Graph, Nesting, Operation
+from rematplan.program.recomputed import PRODUCTS
 from rematplan.program.trace import Traced, nbytes
-from rematplan.program.written import PRODUCTS, Place, Written, WrittenRegion, callbacks, collectives, written
+from rematplan.program.written import Place, Written, WrittenRegion, callbacks, collectives, written
 from rematplan.records import Finding
 from rematplan.units import format_bytes, format_count
 

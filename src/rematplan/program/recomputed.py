@@ -31,7 +31,7 @@ _BOOKKEEPING = frozenset(
 )
 
 # Their derivatives' products are transposed parts, which checkpointing does not repeat: what is more is a further run.
-_BILINEAR = frozenset({"dot_general", "conv_general_dilated"})
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 Counts = Counter[tuple[Path, str]]
 """How many live equations of a primitive come from an operation."""
@@ -148,7 +148,7 @@ def _runs_more(traced: Traced, path: Path, more: Counts, plain: Counts) -> int:
     _, operation = _at(traced, path)
     if operation.subprogram is None or operation.primitive in ("scan", "while", "cond"):
         runs = more[path, operation.primitive] - plain[path, operation.primitive]
-        certain = operation.primitive in _BILINEAR or plain[path, operation.primitive] == 1
+        certain = operation.primitive in PRODUCTS or plain[path, operation.primitive] == 1
         return runs if certain else min(runs, 1)
     # a custom rule leaves no equation of its own, only those that it consists of
     return int(_total(more, path) > _total(plain, path))

@@ -22,7 +22,6 @@ from rematplan.program.trace import CALLBACKS, COLLECTIVES, Traced, nbytes, regi
 from rematplan.scopes import module_path
 
 _LOOPS = frozenset({"scan", "while"})
-PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rematplan.planner.menu import SaveSet, menu, stretch
 from rematplan.program.configuration import Configuration, Region, in_every_iteration
 from rematplan.program.graph import Graph, Subprogram, ValueKind
 from rematplan.program.saving import by_name
+from rematplan.search.extrapolate import read_from_before
 from rematplan.search.problem import Problem
 from rematplan.units import format_bytes
 
@@ -315,12 +316,8 @@ def trimmed(problem: Problem, candidate: Candidate, over_bytes: int) -> list[Can
 
 def region_input_bytes(graph: Graph, start: int, stop: int) -> int:
     """Bytes of intermediates that a region reads from before it; `jax.checkpoint` keeps them."""
-    read = {v for op in graph.operations[start:stop] for v in op.inputs}
-    return sum(
-        graph.values[v].bytes
-        for v in read
-        if graph.values[v].kind is ValueKind.INTERMEDIATE and graph.producer[v] < start
-    )
+    read = (graph.values[v] for v in read_from_before(graph, start, stop))
+    return sum(value.bytes for value in read if value.kind is ValueKind.INTERMEDIATE)
 
 
 def in_loops(problem: Problem, *, most_levels: int) -> list[Candidate]:

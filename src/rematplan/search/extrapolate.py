@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from rematplan.planner.blocks import Block, Run
 from rematplan.planner.menu import stretch
 from rematplan.planner.price import Rates
-from rematplan.program.configuration import Configuration, Region
+from rematplan.program.configuration import Configuration
 from rematplan.program.graph import Graph
 from rematplan.target.measurement import Measurement, Source
 
@@ -170,17 +170,18 @@ def kept_in_a_repetition(
         return None
     # of what a policy names only that is kept which some derivative or some recomputation reads
     saved = [stretch(graph, r.start, r.stop, rates=rates).save_set(r.saved).values for r in regions]
-    kept = {v for values in saved for v in values} | {v for r in regions for v in _read_from_before(graph, r)}
+    kept = {v for values in saved for v in values} | {
+        v for r in regions for v in read_from_before(graph, r.start, r.stop)
+    }
     # whole periods, without the last regions: what those hand on is no region's input any more
     repetitions = period * max(run.count // period - 1, 1)
     end = starts[repetitions] if repetitions < run.count else high
     return sum(graph.values[v].bytes for v in kept if low <= graph.producer[v] < end) / repetitions
 
 
-def _read_from_before(graph: Graph, region: Region) -> set[int]:
-    """Values that a region reads and earlier operations made."""
-    operations = graph.operations[region.start : region.stop]
-    return {v for op in operations for v in op.inputs if graph.producer[v] < region.start}
+def read_from_before(graph: Graph, start: int, stop: int) -> set[int]:
+    """Values that these operations read and that are there before them: inputs too."""
+    return {v for op in graph.operations[start:stop] for v in op.inputs if graph.producer[v] < start}
 
 
 def _outputs(m: Measurement) -> int:
