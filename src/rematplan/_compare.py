@@ -16,6 +16,7 @@ from rematplan._measure import (
     method_named,
     silent,
 )
+from rematplan._model import describe_model
 from rematplan.budgets import budget_bytes
 from rematplan.errors import CompilerError, PlanMismatch
 from rematplan.planner.baselines import Baseline, baselines
@@ -24,7 +25,7 @@ from rematplan.program.loss import traced_loss
 from rematplan.records import Comparison, Refused, Row
 from rematplan.target import compiler
 from rematplan.target.compiler import Method
-from rematplan.target.measurement import Measurement
+from rematplan.target.measurement import Measurement, attributed
 from rematplan.target.target import Kind, Target, resolve
 
 if TYPE_CHECKING:
@@ -92,7 +93,15 @@ def compare(
         *findings.of_loops(traced.graph),
         *findings.of_rows(rows, residual_bytes=kept),
     )
-    return Comparison(chosen.name, tuple(rows), budget_bytes=limit, refused=tuple(refused), findings=notes)
+    shown = {t.baseline.name: t.baseline.configuration for t in tasks if not t.baseline.compiler_rematerializes}
+    return Comparison(
+        chosen.name,
+        tuple(rows),
+        budget_bytes=limit,
+        refused=tuple(refused),
+        findings=notes,
+        model=describe_model(traced, shown),
+    )
 
 
 def _measure_all(tasks: list[_Task], target: Target, say: Progress) -> list[Measurement | str]:
@@ -107,7 +116,8 @@ def _measure_all(tasks: list[_Task], target: Target, say: Progress) -> list[Meas
         say(f"{target.name}: measuring {len(tasks)} configurations")
         try:
             jobs = [(task.lowered.program, task.lowered.options) for task in tasks]
-            return [*compiler.measure_many(jobs, target, on_done=on_done)]
+            measured = compiler.measure_many(jobs, target, on_done=on_done)
+            return [attributed(m, task.lowered.arguments) for m, task in zip(measured, tasks, strict=True)]
         except CompilerError:
             pass  # one of them failed; the others are in the cache, unless there is none
     outcomes: list[Measurement | str] = []

@@ -18,9 +18,11 @@ from rematplan.planner.baselines import Baseline
 from rematplan.program.configuration import PLAIN
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import Traced
+from rematplan.pure import LeafInfo
+from rematplan.step import StepFunction
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program, Rematerialization
-from rematplan.target.measurement import Measurement
+from rematplan.target.measurement import Argument, Measurement, Role, attributed
 from rematplan.target.target import Target, resolve
 
 if TYPE_CHECKING:
@@ -76,10 +78,11 @@ def measure(
 
 @dataclass(frozen=True)
 class Lowered:
-    """A training step that is ready to be measured, and how."""
+    """A training step that is ready to be measured, how, and what its arguments are."""
 
     program: Program
     options: Options
+    arguments: tuple[Argument, ...] = ()
 
 
 def checkpointed(traced: Traced, baseline: Baseline) -> Callable[..., list[Any]] | None:
@@ -99,7 +102,16 @@ def lowered(work: Workload, pure_loss: Callable[..., list[Any]] | None, target: 
     """The training step around a flat loss, lowered for the target's platform."""
     step = work.step(pure_loss)
     program = compiler.lower(step.function, step.leaves, donated=step.donated, target=target, name=work.name)
-    return Lowered(program, options)
+    return Lowered(program, options, arguments_of(step))
+
+
+def arguments_of(step: StepFunction) -> tuple[Argument, ...]:
+    """What the arrays that a step takes are, for `measurement.attributed`."""
+
+    def role(leaf: LeafInfo) -> Role:
+        return Role.OPTIMIZER if leaf.optimizer else Role.PARAMETER if leaf.parameter else Role.INPUT
+
+    return tuple(Argument(role(leaf), leaf.path) for leaf in step.arguments)
 
 
 def measure_lowered(ready: Lowered, target: Target) -> Measurement:
@@ -109,7 +121,7 @@ def measure_lowered(ready: Lowered, target: Target) -> Measurement:
       CompilerError: the compiler crashed or refused the program.
     """
     options = ready.options
-    return compiler.measure(
+    measured = compiler.measure(
         ready.program,
         target=target,
         method=options.method,
@@ -117,6 +129,7 @@ def measure_lowered(ready: Lowered, target: Target) -> Measurement:
         rematerialization=options.rematerialization,
         compiler_options=options.compiler_options,
     )
+    return attributed(measured, ready.arguments)
 
 
 def method_named(method: Method | str) -> Method:

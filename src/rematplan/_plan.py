@@ -13,16 +13,21 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.program.configuration import Configuration, LoopPart, LoopPlan, OwnRegions, Region
 from rematplan.program.graph import Graph
+from rematplan.records import PlanRecord, Row
 from rematplan.report.files import write_text
 from rematplan.target.measurement import Measurement
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 FORMAT = "rematplan/plan"
 VERSION = 1
+_NOT_IN_FILE = frozenset({"measurement", "model", "name", "rows"})  # the name is there as `workload`
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,8 @@ class Plan:
       notes: decisions that a reader should know, such as the user's own regions that were kept.
       findings: what a user should know about the program that was planned: code, message, module, location, bytes, flops.
       measurement: the full measurement, with its timeline; not part of the file.
+      model: keys of `records.Model`: what the plan and hand-written configurations do with each value; not part of the file.
+      rows: `baselines` with their timelines; not part of the file.
     """
 
     regions: tuple[PlanRegion, ...] = ()
@@ -103,6 +110,8 @@ class Plan:
     findings: tuple[Mapping[str, Any], ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     measurement: Measurement | None = field(default=None, compare=False, repr=False)
+    model: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
+    rows: tuple[Row, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def saved(self) -> tuple[str, ...]:
@@ -112,13 +121,23 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
-        content = {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in {"measurement", "name"}
-        }
+        content = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _NOT_IN_FILE}
         content["regions"] = [dataclasses.asdict(r) for r in self.regions]
         content["loops"] = [dataclasses.asdict(loop) for loop in self.loops]
         content["own_regions"] = self.own_regions.value
         return {"format": FORMAT, "version": VERSION, "workload": self.name, **content}
+
+    def record(self) -> PlanRecord:
+        """Everything that is known of the plan, as the verb `plan` prints it; of one from a file, what the file holds."""
+        from rematplan.report.code import record_of  # the writer is not needed to plan
+
+        record = record_of(self.to_json())
+        if self.measurement is not None:
+            record["measured"] = self.measurement.to_json()
+        if self.rows:
+            record["baselines"] = [row.to_json() for row in self.rows]
+        record["model"] = self.model
+        return PlanRecord(**record)
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Writes the plan, whole or not at all.
@@ -166,6 +185,12 @@ class Plan:
         from rematplan.report.code import plan_text
 
         return plan_text(self)
+
+    def __rich__(self) -> RenderableType:
+        return self.record().__rich__()
+
+    def _repr_html_(self) -> str:
+        return self.record()._repr_html_()
 
 
 def _from_json(content: Any, label: str) -> Plan:

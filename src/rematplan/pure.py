@@ -43,6 +43,11 @@ class LeafInfo:
         """An inexact `nnx.Param`, or a subclass of it."""
         return self.module and self.differentiable and self.collection != "array"
 
+    @property
+    def optimizer(self) -> bool:
+        """State of an `nnx.Optimizer`."""
+        return self.collection.startswith("Opt")  # OptState, OptArray, OptVariable (flax 0.12)
+
 
 @dataclass(frozen=True)
 class OutputInfo:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from rematplan.report.display import Displayed
+from rematplan.scopes import without_indices
 from rematplan.target.measurement import Measurement
 
 
@@ -122,8 +122,7 @@ class Inspection(Displayed):
         """`residuals` folded over repeated layers, largest first."""
         members: dict[tuple[Any, ...], list[Residual]] = {}
         for residual in self.residuals:
-            # A path component that is a number is the position in a list of layers.
-            module = re.sub(r"(?<![^/])\d+(?![^/])", "*", residual.module)
+            module = without_indices(residual.module)
             key = (module, residual.shape, residual.dtype, residual.operation, residual.location)
             members.setdefault(key, []).append(residual)
         groups = [
@@ -143,6 +142,76 @@ class Inspection(Displayed):
             "arguments": plain(self.arguments),
             "findings": plain(self.findings),
         }
+
+
+@dataclass(frozen=True)
+class ModelModule:
+    """A module, folded over repeated layers.
+
+    Attributes:
+      module: its path, with `*` for positions in lists; empty for the function itself.
+      count: how many modules the path stands for.
+      parameters, parameter_bytes: elements and bytes of those that it holds itself, of all `count` together.
+    """
+
+    module: str
+    count: int
+    parameters: int
+    parameter_bytes: int
+
+
+@dataclass(frozen=True)
+class ModelValue:
+    """An intermediate value that a backward pass reads, folded over repeated layers.
+
+    Attributes:
+      module, name: of the module that computes it, and of the value in there.
+      bytes, flops: of one instance: its size on one device, and what computing it takes.
+      count: instances; iterations of a loop are instances.
+      location: the user's source line.
+    """
+
+    module: str
+    name: str
+    operation: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    flops: float
+    count: int
+    location: str
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What a configuration does with the instances of a value.
+
+    Attributes:
+      saved, offloaded, recomputed: how many. None at all: this configuration's backward pass does not read it.
+      where: which, by position in the list of layers or by iteration, where they are not all treated alike.
+    """
+
+    saved: int
+    offloaded: int
+    recomputed: int
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The modules of a loss, the values that its backward pass reads, and what configurations do with them.
+
+    Attributes:
+      decisions: by configuration, one for each of `values`.
+    """
+
+    modules: tuple[ModelModule, ...]
+    values: tuple[ModelValue, ...]
+    decisions: Mapping[str, tuple[Decided, ...]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Keys: modules, values, decisions."""
+        return plain(self)
 
 
 @dataclass(frozen=True)
@@ -177,15 +246,17 @@ class Comparison(Displayed):
     budget_bytes: int | None = None
     refused: tuple[Refused, ...] = ()
     findings: tuple[Finding, ...] = ()
+    model: Model | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Keys: target, budget_bytes, rows, refused, findings."""
+        """Keys: target, budget_bytes, rows, refused, findings, model."""
         return {
             "target": self.target,
             "budget_bytes": self.budget_bytes,
             "rows": [row.to_json() for row in self.rows],
             "refused": plain(self.refused),
             "findings": plain(self.findings),
+            "model": plain(self.model),
         }
 
 
@@ -201,6 +272,8 @@ class PlanRecord(Displayed):
       bound: `seconds`, and what that rests on.
       status: "fits"; a search that finds nothing that fits raises `InfeasibleBudget` instead.
       findings: keys of a `Finding`: about the program that was planned.
+      model: keys of a `Model`: what the hand-written configurations and the plan (`plan`) do with each value; None for a
+        plan that was read from a file.
     """
 
     KIND = "plan"
@@ -214,6 +287,7 @@ class PlanRecord(Displayed):
     status: str
     notes: tuple[str, ...] = ()
     findings: tuple[Mapping[str, Any], ...] = ()
+    model: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """One key an attribute."""
@@ -235,20 +309,26 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class Frontier(Displayed):
-    """Plans from the smallest feasible budget to the fastest found: each point is faster than all that need less."""
+    """Plans from the smallest feasible budget to the fastest found: each point is faster than all that need less.
+
+    Attributes:
+      model: what each hand-written configuration, and each point (`point 0`, `point 1`, ...), does with each value.
+    """
 
     KIND = "frontier"
 
     target: str
     points: tuple[FrontierPoint, ...]
     baselines: tuple[Row, ...] = ()
+    model: Model | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Keys: target, points, baselines."""
+        """Keys: target, points, baselines, model."""
         return {
             "target": self.target,
             "points": [point.to_json() for point in self.points],
             "baselines": [row.to_json() for row in self.baselines],
+            "model": plain(self.model),
         }
 
 

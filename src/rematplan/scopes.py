@@ -13,6 +13,7 @@ import re
 # of those when it reads an operation's name (jaxlib 0.10.2), and no compiled program would know its modules.
 MARK = "~"
 _INSIDE = "./"
+_INDEX = re.compile(r"(?<![^/])\d+(?![^/])")  # a path component that is a position in a list
 _PATH = re.compile(f"{MARK}([^{MARK}]*){MARK}")
 
 
@@ -46,3 +47,12 @@ def module_path(name: str) -> str:
         else:
             path = found
     return path
+
+
+def without_indices(path: str) -> str:
+    """A path with `*` for positions in lists, so that repeated layers have one.
+
+    >>> without_indices("blocks/11/attn")
+    'blocks/*/attn'
+    """
+    return _INDEX.sub("*", path)

@@ -16,6 +16,7 @@ from flax import nnx
 from jax.extend import core as jex
 
 from rematplan.lift import Lifted, OutputInfo, abstract, lift
+from rematplan.pure import LeafInfo
 
 PureLoss = Callable[..., list[Any]]
 
@@ -27,6 +28,7 @@ class StepFunction:
     Attributes:
       function: flat arrays -> flat outputs.
       leaves: shapes and dtypes of the arrays.
+      arguments: what each of them is.
       donated: positions of the arrays that the step replaces, and whose memory it may use.
       outputs: names what each flat output is: "loss", "aux", "gradient" and "state", or "result" where the step is the
         user's own. Call it after `function` was traced.
@@ -34,6 +36,7 @@ class StepFunction:
 
     function: Callable[..., list[Any]]
     leaves: tuple[jax.ShapeDtypeStruct, ...]
+    arguments: tuple[LeafInfo, ...]
     donated: tuple[int, ...]
     outputs: Callable[[], tuple[OutputInfo, ...]]
 
@@ -51,7 +54,7 @@ def value_and_grad(lifted: Lifted, pure_loss: PureLoss | None, differentiated: t
         gradients = (OutputInfo("gradient", lifted.info[i].path, i) for i in differentiated)
         return (*results, *gradients, *state)
 
-    return StepFunction(step, tuple(map(abstract, lifted.leaves)), (), outputs)
+    return StepFunction(step, tuple(map(abstract, lifted.leaves)), tuple(lifted.info), (), outputs)
 
 
 def optimizer_step(
@@ -100,7 +103,7 @@ def optimizer_step(
 
     leaves = tuple(map(abstract, (*lifted.leaves, *opened.leaves)))
     donated = (*_changed(lifted, differentiated), *range(count, len(leaves)))
-    return StepFunction(step, leaves, donated, outputs)
+    return StepFunction(step, leaves, (*lifted.info, *opened.info), donated, outputs)
 
 
 def own_step(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> StepFunction:
@@ -114,7 +117,8 @@ def own_step(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str
     def step(*leaves: Any) -> list[Any]:
         return list(run(*leaves))
 
-    return StepFunction(step, tuple(map(abstract, lifted.leaves)), donated, lambda: lifted.outputs)
+    leaves = tuple(map(abstract, lifted.leaves))
+    return StepFunction(step, leaves, tuple(lifted.info), donated, lambda: lifted.outputs)
 
 
 def _loss_and_grads(

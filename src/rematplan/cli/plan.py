@@ -38,8 +38,6 @@ def plan(
 
     def action(progress: Progress) -> Displayed:
         import rematplan
-        from rematplan.records import PlanRecord
-        from rematplan.report.code import record_of
 
         progress(f"tracing {workload}")
         found = rematplan.plan(
@@ -50,10 +48,7 @@ def plan(
             offload=offload,
             progress=progress,
         )
-        record = record_of(found.to_json())
-        if found.measurement is not None:
-            record["measured"] = found.measurement.to_json()
-        return PlanRecord(**record)
+        return found.record()
 
     def contents(record: Displayed) -> str:
         return json.dumps(record.to_json()["plan"], indent=1) + "\n"

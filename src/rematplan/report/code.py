@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rematplan.scopes import without_indices
 from rematplan.units import format_bytes
 
 if TYPE_CHECKING:
     from rematplan._plan import Plan
-
-_INDEX = re.compile(r"(?<![^/])\d+(?![^/])")  # a path component that is a position in a list
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def groups(regions: Iterable[Mapping[str, Any]]) -> tuple[RegionGroup, ...]:
     """Folds regions of a plan's JSON: neighbours with the same relative saves become one group."""
     folded: list[tuple[Any, list[Mapping[str, Any]]]] = []
     for region in regions:
-        pattern = tuple(_INDEX.sub("*", text) for text in (region["module"], region["first"], region["last"]))
+        pattern = tuple(without_indices(text) for text in (region["module"], region["first"], region["last"]))
         # Regions that follow no module differ in where they start; what they save tells whether they do the same.
         inner = [(len(g.modules), g.saved, g.inner) for g in groups(region.get("inner", ()))]
         key = (
@@ -74,12 +72,16 @@ def relative_names(region: Mapping[str, Any], kind: str) -> tuple[str, ...]:
     module = region["module"]
     if module:
         return tuple(name.removeprefix(f"{module}/") for name in region.get(kind, ()))
-    return tuple(_INDEX.sub("*", name) for name in region.get(kind, ()))
+    return tuple(without_indices(name) for name in region.get(kind, ()))
 
 
 def plan_code(plan: Plan) -> str:
     """The hand-written NNX code that a plan amounts to, where its regions follow modules."""
-    document = plan.to_json()
+    return code_of(plan.to_json())
+
+
+def code_of(document: Mapping[str, Any]) -> str:
+    """The same from a plan file's document."""
     lines = [
         f"# {_heading(document)}",
         "import jax",
@@ -147,7 +149,7 @@ def plan_text(plan: Plan) -> str:
 
 
 # plan files leave out timelines, which are as long as the programs
-_NO_TIMELINE = {"position": [], "live_bytes": [], "backward_starts": None, "at_peak": []}
+_NO_TIMELINE = {"position": [], "live_bytes": [], "backward_starts": None, "at_peak": [], "alive": []}
 
 
 def record_of(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -162,6 +164,7 @@ def record_of(document: Mapping[str, Any]) -> dict[str, Any]:
         "status": document["status"],
         "notes": list(document["notes"]),
         "findings": list(document.get("findings", ())),
+        "model": None,
     }
 
 

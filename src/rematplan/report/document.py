@@ -1,8 +1,7 @@
-"""A run as a file to keep or send: plain text, or one self-contained HTML page around the same text."""
+"""A run as a file to keep or send: plain text, one self-contained HTML page, or a picture of its charts."""
 
 from __future__ import annotations
 
-import html
 import io
 
 from rich.console import Console
@@ -11,14 +10,6 @@ from rematplan.report.run import Run
 from rematplan.report.terminal import render_run
 
 _COLUMNS = 120
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8"><title>{title}</title>
-<style>body {{ margin: 2rem; }} pre {{ font: 14px/1.25 ui-monospace, monospace; }}</style></head>
-<body><pre>{body}</pre></body>
-</html>
-"""
 
 
 def text_document(run: Run) -> str:
@@ -30,4 +21,6 @@ def text_document(run: Run) -> str:
 
 def html_document(run: Run) -> str:
     """The run as one HTML page without anything outside it."""
-    return _PAGE.format(title=html.escape(f"rematplan {run.verb}"), body=html.escape(text_document(run)))
+    from rematplan.report.page import html_page  # brings the template and charts, which text does not need
+
+    return html_page(run)

@@ -8,19 +8,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
 from rematplan import findings
+from rematplan._model import describe_model
 from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
 from rematplan.budgets import budget_bytes
 from rematplan.errors import InfeasibleBudget, InputError
-from rematplan.program.configuration import Offload, OwnRegions
+from rematplan.program.configuration import Configuration, Offload, OwnRegions
 from rematplan.program.graph import Nesting
-from rematplan.records import Frontier, FrontierPoint, Row
+from rematplan.records import Frontier, FrontierPoint, Model, Row
 from rematplan.report.run import versions
 from rematplan.search.planning import FINALISTS, Found, Search
+from rematplan.target.measurement import Measurement, attributed
 from rematplan.target.target import Target, resolve
 from rematplan.workload import Workload
 
@@ -68,7 +70,7 @@ def plan(
     chosen = resolve(target) if isinstance(target, str) else target
     limit = budget_bytes(budget, target=chosen)
     search = _search(work, chosen, own_regions, offload, progress)
-    return _as_plan(search, search.plan(limit, finalists=finalists))
+    return _as_plan(search, search.plan(limit, finalists=finalists), with_model=True)
 
 
 def frontier(
@@ -104,10 +106,11 @@ def frontier(
         if not kept or _seconds(f) < _seconds(kept[-1]):
             kept.append(f)
     made = [
-        FrontierPoint(f.best.measurement.required_bytes, f.best.measurement, _as_plan(search, f).to_json())
+        FrontierPoint(f.best.measurement.required_bytes, _attributed(search, f), _as_plan(search, f).to_json())
         for f in kept
     ]
-    return Frontier(chosen.name, tuple(made), _rows(search))
+    shown = {f"point {number}": f.best.candidate.configuration for number, f in enumerate(kept)}
+    return Frontier(chosen.name, tuple(made), _rows(search), _model(search, shown))
 
 
 def _smallest(search: Search) -> Found:
@@ -153,8 +156,9 @@ def _seconds(found: Found) -> float:
     return seconds if seconds is not None else float("inf")
 
 
-def _as_plan(search: Search, found: Found) -> Plan:
+def _as_plan(search: Search, found: Found, *, with_model: bool = False) -> Plan:
     traced = search.problem.traced
+    rows = _rows(search)
     regions, loops = describe(
         found.best.candidate.configuration, traced.graph, {i: body.graph for i, body in traced.bodies.items()}
     )
@@ -171,13 +175,25 @@ def _as_plan(search: Search, found: Found) -> Plan:
         status="fits",
         predicted=found.best.predicted,
         measured=_without_timeline(found.best.measurement.to_json()),
-        baselines=tuple(_without_timeline(row.to_json()) for row in _rows(search)),
+        baselines=tuple(_without_timeline(row.to_json()) for row in rows),
         bound=_bound(found),
         notes=_notes(search, found),
         findings=_findings(search),
         versions=versions(),
-        measurement=found.best.measurement,
+        measurement=_attributed(search, found),
+        rows=rows,
+        model=_model(search, {"plan": found.best.candidate.configuration}).to_json() if with_model else None,
     )
+
+
+def _attributed(search: Search, found: Found) -> Measurement:
+    return attributed(found.best.measurement, search.problem.arguments)
+
+
+def _model(search: Search, plans: Mapping[str, Configuration]) -> Model:
+    """What hand-written configurations and plans do with each value."""
+    written = {candidate.name: candidate.configuration for candidate, _ in search.probes.hand_written_rows()}
+    return describe_model(search.problem.traced, {**written, **plans})
 
 
 def _bound(found: Found) -> dict[str, Any]:
@@ -205,15 +221,15 @@ def _findings(search: Search) -> tuple[dict[str, Any], ...]:
 
 
 def _without_timeline(figures: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a plan file: all but the timeline, which is as long as the program."""
-    return {k: v for k, v in figures.items() if k != "timeline"}
+    """The figures of a plan file: all but what is as long as the program or the model."""
+    return {k: v for k, v in figures.items() if k not in ("timeline", "modules")}
 
 
 def _rows(search: Search) -> tuple[Row, ...]:
     rows = []
     for candidate, figures in search.probes.hand_written_rows():
         note = "extrapolated from programs with repeated blocks cut out" if figures.folded else ""
-        rows.append(Row(candidate.name, figures.as_measurement(), note))
+        rows.append(Row(candidate.name, attributed(figures.as_measurement(), search.problem.arguments), note))
     return tuple(rows)
 
 

@@ -15,7 +15,7 @@ from rematplan.planner.menu import stretch
 from rematplan.planner.price import Rates
 from rematplan.program.configuration import Configuration
 from rematplan.program.graph import Graph
-from rematplan.target.measurement import Measurement, Source
+from rematplan.target.measurement import Measurement, Source, Timeline
 
 # How many repetitions are kept at least in shortened programs. With fewer than four, a TPU keeps what is saved in on-chip
 # memory, and what is extrapolated is far off (v5e, libtpu 0.0.52).
@@ -42,7 +42,7 @@ class Figures:
     measurements: tuple[tuple[float, Measurement], ...]
 
     def as_measurement(self) -> Measurement:
-        """The figures with their sources; timeline and parts are those of the longest program that was probed."""
+        """The figures with their sources; without timeline and modules where those are not of this very program."""
         found = self.measurements[-1][1]
         if self.folded:
             found = replace(
@@ -59,12 +59,14 @@ class Figures:
                 flops=self._line("flops"),
                 bytes_accessed=self._line("bytes_accessed"),
                 cycles=None,
+                timeline=Timeline(),
+                modules=(),
                 sources={**found.sources, **dict.fromkeys(_EXTRAPOLATED, _FROM_SHORTER)},
             )
         if self.seconds == found.seconds:
             return found
         sources = {**found.sources, "seconds": "predicted from cycles of programs like it"}
-        return replace(found, seconds=self.seconds, sources=sources)
+        return replace(found, seconds=self.seconds, sources=sources, modules=())
 
     def _line(self, field: str) -> float:
         """A figure that adds up over repetitions, of the whole program."""

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 
 from rematplan import apply
+from rematplan._measure import arguments_of
 from rematplan.planner.blocks import Block, Granularity, Run, blocks, runs
 from rematplan.planner.price import Rates
 from rematplan.program.configuration import PLAIN, Configuration, OwnRegions
@@ -35,7 +36,7 @@ from rematplan.search.extrapolate import (
 )
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program
-from rematplan.target.measurement import Measurement
+from rematplan.target.measurement import Argument, Measurement
 from rematplan.target.target import Kind, Target
 from rematplan.workload import Workload
 
@@ -71,6 +72,7 @@ class Problem:
         self.compiling_seconds = 0.0
         # the program without regions, shortened to both lengths: what others are extrapolated with
         self._plain: tuple[tuple[int, Future[Measurement]], tuple[int, Future[Measurement]]] | None = None
+        self._arguments: tuple[Argument, ...] | None = None
         begun = time.monotonic()
         progress("tracing")
         self.traced: Traced = traced_loss(work, own_regions=own_regions)
@@ -121,7 +123,15 @@ class Problem:
         as_written = configuration == PLAIN and self.own_regions is OwnRegions.KEEP
         planned = None if as_written else apply.configured(self.traced, configuration)
         step = self.work.step(planned)
+        self._arguments = arguments_of(step)
         return self._lower(step.function, step.leaves, donated=step.donated, name=self.work.name)
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What the arrays that the step takes are."""
+        if self._arguments is None:
+            self._arguments = arguments_of(self.work.step())
+        return self._arguments
 
     def _lower(
         self, function: Callable[..., Any], leaves: Sequence[Any], *, donated: Sequence[int] = (), name: str

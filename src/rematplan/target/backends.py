@@ -118,6 +118,7 @@ def _allocated(target: Target, chip: Chip, request: dict[str, Any]) -> Measureme
             "seconds": "roofline" if on_gpu else "roofline of a generic CPU",
         },
         timeline=timeline,
+        modules=cost.modules,
         costs=cost.instructions,
         warnings=warnings,
     )

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from dataclasses import astuple, dataclass
 
+from rematplan.scopes import module_path, without_indices
 from rematplan.target.chips import Chip
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter, Operations
 from rematplan.target.hlo import HBM, HOST, Computation, Instruction, Module, executions
-from rematplan.target.measurement import InstructionCost
+from rematplan.target.measurement import InstructionCost, ModuleTime
+from rematplan.target.provenance import Pass, Provenance, pass_of
 from rematplan.target.work import Work, WorkCounter
 
 _PARTIAL_READS = frozenset({"dynamic-slice", "slice", "gather"})
@@ -30,6 +32,7 @@ class ProgramCost:
       bytes_accessed: in HBM, asynchronous copies included.
       cycles: the compiler's estimate; None if it gave none.
       host_bytes: copied to and from the host's memory, the larger of both directions.
+      modules: seconds by module and pass: from cycles where there are any, else of the roofline.
     """
 
     flops: float
@@ -38,6 +41,7 @@ class ProgramCost:
     cycles: float | None
     instructions: tuple[InstructionCost, ...]
     host_bytes: float = 0.0
+    modules: tuple[ModuleTime, ...] = ()
 
 
 def program_cost(module: Module, chip: Chip) -> ProgramCost:
@@ -49,6 +53,7 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
     works = WorkCounter(module, chip)
     counts: dict[tuple[str, int | None], int] = {}
     kinds: dict[tuple[str, int | None], tuple[float, Work]] = {}
+    shares = _Shares(module)
     for instruction, times in executions(module):
         if instruction.opcode in FREE:
             continue
@@ -67,6 +72,7 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         if estimated is not None:
             any_cycles = True
             cycles += times * estimated
+        shares.add(instruction, cycles=times * (estimated or 0), roofline_seconds=times * roofline)
         kind = (fingerprinter.fingerprint(instruction), estimated)
         counts[kind] = counts.get(kind, 0) + times
         if kind not in kinds:
@@ -76,7 +82,13 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         for (fingerprint, estimated), (roofline, work) in kinds.items()
     )
     return ProgramCost(
-        flops, bytes_accessed, seconds, float(cycles) if any_cycles else None, instructions, max(to_host, from_host)
+        flops,
+        bytes_accessed,
+        seconds,
+        float(cycles) if any_cycles else None,
+        instructions,
+        max(to_host, from_host),
+        shares.modules(clock_hz=chip.clock_hz if any_cycles else None),
     )
 
 
@@ -91,6 +103,28 @@ def _roofline(operations: Operations, hbm_bytes: float, chip: Chip) -> float:
     if chip.vector_flops:
         compute += vector / chip.vector_flops.get("f32", chip.peak("f32"))
     return max(compute, hbm_bytes / chip.bandwidth)
+
+
+class _Shares:
+    """Time by module and pass."""
+
+    def __init__(self, module: Module):
+        self._provenance = Provenance(module)
+        self._totals: dict[tuple[str, Pass], list[float]] = {}
+
+    def add(self, instruction: Instruction, *, cycles: float, roofline_seconds: float) -> None:
+        op_name = self._provenance.maker(instruction).op_name
+        total = self._totals.setdefault((without_indices(module_path(op_name)), pass_of(op_name)), [0.0, 0.0])
+        total[0] += cycles
+        total[1] += roofline_seconds
+
+    def modules(self, *, clock_hz: float | None) -> tuple[ModuleTime, ...]:
+        """Most time first; what takes none is left out."""
+        found = (
+            ModuleTime(module, step_pass.value, cycles / clock_hz if clock_hz else seconds)
+            for (module, step_pass), (cycles, seconds) in self._totals.items()
+        )
+        return tuple(sorted((t for t in found if t.seconds), key=lambda t: (-t.seconds, t.module, t.step_pass)))
 
 
 class _Traffic:

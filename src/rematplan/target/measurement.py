@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from rematplan.report.display import Displayed
+from rematplan.scopes import without_indices
+
+ARGUMENT_NAME = re.compile(r"leaves\[(\d+)\]$")  # how a lowered step names its arguments
 
 
 class Source(Enum):
@@ -19,9 +24,58 @@ class Source(Enum):
     RUN = "run"  # measured on the device
 
 
+class Role(Enum):
+    """What a buffer is for."""
+
+    PARAMETER = "parameter"
+    OPTIMIZER = "optimizer"
+    INPUT = "input"  # any other argument: the batch, state
+    SAVED = "saved"  # computed by the forward pass, read by the backward pass
+    RECOMPUTED = "recomputed"  # by the forward pass again, inside of the backward pass
+    OFFLOADED = "offloaded"  # on its way back from the host's memory
+    GRADIENT = "gradient"  # of parameters and of intermediate values
+    OTHER = "other"  # workspace, other outputs, constants
+    ARGUMENT = "argument"  # one of the first three, before `attributed` said which
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What one array that a step takes is: parameter, optimizer or input; and its path among the arguments."""
+
+    role: Role
+    path: str
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Bytes that are live at the peak in repeated modules, for one purpose; `module` has `*` for the index."""
+
+    module: str
+    role: str
+    count: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class ModuleTime:
+    """Seconds of one step spent in repeated modules, in one pass: forward, recompute, backward or other.
+
+    A fused instruction counts for the module of what it computes last.
+    """
+
+    module: str
+    step_pass: str
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Buffer:
-    """One buffer that is live at the peak. `kind` is argument, output, temporary, constant or code."""
+    """One buffer that is live at the peak.
+
+    Attributes:
+      kind: argument, output, temporary or constant.
+      role: what it is for, one of `Role`.
+    """
 
     bytes: int
     kind: str
@@ -29,16 +83,23 @@ class Buffer:
     module: str = ""
     operation: str = ""
     location: str = ""
+    role: str = Role.OTHER.value
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Live bytes along the scheduled program, thinned to at most `LIMIT` points with every local maximum kept."""
+    """Live bytes along the scheduled program, thinned to at most `LIMIT` points with every local maximum kept.
+
+    Attributes:
+      argument_bytes: by argument of the step; from these `attributed` makes the groups of `alive` that are arguments.
+    """
 
     position: tuple[int, ...] = ()  # instruction index in the schedule
     live_bytes: tuple[int, ...] = ()
     backward_starts: int | None = None  # instruction index of the first backward operation, None if unknown
     at_peak: tuple[Buffer, ...] = ()  # largest first
+    alive: tuple[Alive, ...] = ()  # everything at the peak, largest first
+    argument_bytes: tuple[int, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -74,6 +135,7 @@ class Measurement(Displayed):
       host_bytes: copied to the host's memory and back, per step, each way; `seconds` is at least what that takes.
       sources: figure name -> "probed", "compiled", "run", or for seconds as above.
       fits_limit: whether it compiled under the limit that was asked for; None if no limit was asked for.
+      modules: seconds by module and pass; they add up to `seconds`, but for copies to the host.
       costs: cost by kind of instruction, from which `cycles.CycleTable` learns; `to_json` leaves it out.
     """
 
@@ -100,16 +162,21 @@ class Measurement(Displayed):
     sources: dict[str, str] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     warnings: tuple[str, ...] = ()
+    modules: tuple[ModuleTime, ...] = ()
     costs: tuple[InstructionCost, ...] = field(default=(), repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary; enums become their values."""
-        return _plain(dataclasses.asdict(dataclasses.replace(self, costs=())), leave_out="costs")
+        timeline = dataclasses.replace(self.timeline, argument_bytes=())
+        plain = _plain(dataclasses.asdict(dataclasses.replace(self, costs=(), timeline=timeline)), leave_out="costs")
+        del plain["timeline"]["argument_bytes"]
+        return plain
 
 
 def encode(measurement: Measurement) -> dict[str, Any]:
     """Everything in a measurement as JSON-ready data, for `decode`: what the cache and compile children pass on."""
     encoded = measurement.to_json()
+    encoded["timeline"]["argument_bytes"] = list(measurement.timeline.argument_bytes)
     encoded["costs"] = [[c.fingerprint, c.count, c.cycles, c.roofline_seconds, list(c.work)] for c in measurement.costs]
     return encoded
 
@@ -126,7 +193,10 @@ def decode(encoded: dict[str, Any]) -> Measurement:
             live_bytes=tuple(timeline["live_bytes"]),
             backward_starts=timeline["backward_starts"],
             at_peak=tuple(Buffer(**b) for b in timeline["at_peak"]),
+            alive=tuple(Alive(**a) for a in timeline["alive"]),
+            argument_bytes=tuple(timeline["argument_bytes"]),
         ),
+        "modules": tuple(ModuleTime(**t) for t in encoded["modules"]),
         "costs": tuple(InstructionCost(*row[:4], work=tuple(row[4])) for row in encoded["costs"]),
     }
     return Measurement(**values)
@@ -140,3 +210,44 @@ def _plain(value: Any, *, leave_out: str = "") -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     return value
+
+
+def attributed(measurement: Measurement, arguments: Sequence[Argument]) -> Measurement:
+    """Says of the arguments that are live at the peak what they are.
+
+    A measurement is of a program, and programs that are equal have one: what their arguments are called is not part of it.
+
+    Args:
+      arguments: of the step, in order.
+    """
+    timeline = measurement.timeline
+    groups = {(a.module, a.role): (a.count, a.bytes) for a in timeline.alive if a.role != Role.ARGUMENT.value}
+    for argument, size in zip(arguments, timeline.argument_bytes, strict=False):
+        if size:
+            key = without_indices(_module_of(argument)), argument.role.value
+            count, total = groups.get(key, (0, 0))
+            groups[key] = count + 1, total + size
+    alive = (Alive(module, role, count, size) for (module, role), (count, size) in groups.items())
+    return dataclasses.replace(
+        measurement,
+        timeline=dataclasses.replace(
+            timeline,
+            at_peak=tuple(_attributed(b, arguments) for b in timeline.at_peak),
+            alive=tuple(sorted(alive, key=lambda a: (-a.bytes, a.module, a.role))),
+        ),
+    )
+
+
+def _attributed(buffer: Buffer, arguments: Sequence[Argument]) -> Buffer:
+    named = ARGUMENT_NAME.search(buffer.operation)
+    if buffer.role != Role.ARGUMENT.value or named is None or int(named[1]) >= len(arguments):
+        return buffer
+    argument = arguments[int(named[1])]
+    return dataclasses.replace(
+        buffer, role=argument.role.value, module=_module_of(argument), operation=argument.path.rpartition("/")[2]
+    )
+
+
+def _module_of(argument: Argument) -> str:
+    """The module that holds a parameter; what is no parameter stands for itself."""
+    return argument.path.rpartition("/")[0] if argument.role is Role.PARAMETER else ""

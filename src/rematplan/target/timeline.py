@@ -11,11 +11,13 @@ throughout, and an element-wise instruction writes over an operand of the same s
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rematplan.scopes import module_path
-from rematplan.target.hlo import HBM, Computation, Instruction, Leaf, Module
-from rematplan.target.measurement import Buffer, Timeline
+from rematplan.scopes import module_path, without_indices
+from rematplan.target.hlo import HBM, HOST, Computation, Instruction, Leaf, Module
+from rematplan.target.measurement import Alive, Buffer, Role, Timeline
+from rematplan.target.provenance import Pass, Provenance, argument_number, pass_of
 
 LIMIT = 600  # points kept in a timeline: enough for any screen
 _AT_PEAK = 40  # largest buffers listed
@@ -25,6 +27,7 @@ _ENTERED = frozenset({"while", "call", "conditional", "async-start"})
 _IN_PLACE = frozenset(
     {"fusion", "add", "multiply", "subtract", "convert", "select", "maximum", "dynamic-update-slice", "scatter", "copy"}
 )
+_UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 _ALIASING = re.compile(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}")
 
 Path = tuple[int, ...]
@@ -32,7 +35,12 @@ Path = tuple[int, ...]
 
 @dataclass(slots=True, eq=False)
 class _Range:
-    """One buffer while live ranges are worked out; mutable, because its end moves with every use."""
+    """One buffer while live ranges are worked out; mutable, because its end moves with every use.
+
+    Attributes:
+      outermost: it is one of the entry's, so that `end` is a position in the whole schedule.
+      from_host: it is where a copy from the host's memory goes.
+    """
 
     leaf: Leaf
     bytes: int
@@ -40,6 +48,8 @@ class _Range:
     end: int
     kind: str
     maker: Instruction
+    outermost: bool = True
+    from_host: bool = False
 
 
 @dataclass(slots=True)
@@ -66,15 +76,34 @@ class _Peak:
 def live_ranges(module: Module, *, space: int = HBM) -> tuple[int, Timeline]:
     """Peak of live bytes in a memory space, and the timeline that leads to it."""
     peak = _computation_peak(module, module.entry, space, {})
-    backward = next((i for i, x in enumerate(module.entry.instructions) if "transpose(" in x.op_name), None)
+    backward = _backward_start(module.entry)
     kept = _thinned(peak.series)
+    describe = _Describer(module, backward)
+    buffers = [describe.buffer(r) for r in sorted(peak.live, key=lambda r: -r.bytes)]
     timeline = Timeline(
         position=tuple(kept),
         live_bytes=tuple(peak.series[i] for i in kept),
         backward_starts=backward,
-        at_peak=tuple(_buffer(module, r) for r in sorted(peak.live, key=lambda r: -r.bytes)[:_AT_PEAK]),
+        at_peak=tuple(buffers[:_AT_PEAK]),
+        alive=_groups(buffers),
+        argument_bytes=_argument_bytes(peak.live, describe.provenance),
     )
     return peak.bytes, timeline
+
+
+def _backward_start(entry: Computation) -> int | None:
+    """Where the backward pass begins: the position that leaves the fewest instructions on the wrong side.
+
+    Schedulers move single instructions across, such as the conversion of a weight that is recomputed.
+    """
+    passes = [pass_of(i.op_name) for i in entry.instructions]
+    behind = [step_pass in (Pass.BACKWARD, Pass.RECOMPUTE) for step_pass in passes]
+    if not any(behind):
+        return None
+    wrong = [passes.count(Pass.FORWARD)]  # by position: forward instructions from there on, and backward ones before it
+    for step_pass, is_behind in zip(passes, behind, strict=True):
+        wrong.append(wrong[-1] + is_behind - (step_pass is Pass.FORWARD))
+    return min(range(len(passes)), key=wrong.__getitem__)
 
 
 def _computation_peak(module: Module, computation: Computation, space: int, known: dict[str, _Peak]) -> _Peak:
@@ -82,11 +111,13 @@ def _computation_peak(module: Module, computation: Computation, space: int, know
     ranges = _Ranges()
     for index, instruction in enumerate(computation.instructions):
         _use_operands(ranges, index, instruction)
-        ranges.values[instruction.name] = _value(ranges, index, instruction, is_entry)
+        ranges.values[instruction.name] = _value(module, ranges, index, instruction, is_entry)
         inner = _inner_peak(module, instruction, space, known)
         if inner is not None:
             ranges.inner[index] = inner
     _hold_outputs(module, computation, ranges, is_entry)
+    for each in ranges.ranges:
+        each.outermost = is_entry
     _write_in_place(computation, ranges)
     return _peak(len(computation.instructions), ranges, space)
 
@@ -112,7 +143,7 @@ def _inner_peak(module: Module, instruction: Instruction, space: int, known: dic
     return largest
 
 
-def _value(ranges: _Ranges, index: int, instruction: Instruction, is_entry: bool) -> dict[Path, _Range]:
+def _value(module: Module, ranges: _Ranges, index: int, instruction: Instruction, is_entry: bool) -> dict[Path, _Range]:
     """The buffers that an instruction's result consists of, by tuple path: new ones or those of its operands."""
     opcode, values = instruction.opcode, ranges.values
     operands = [values.get(name, {}) for name in instruction.operands]
@@ -139,7 +170,7 @@ def _value(ranges: _Ranges, index: int, instruction: Instruction, is_entry: bool
             for part in operand.values():
                 part.bytes = 0
         return _new(ranges, index, instruction, "temporary")
-    return _computed(ranges, index, instruction, operands)
+    return _computed(module, ranges, index, instruction, operands)
 
 
 def _new(ranges: _Ranges, index: int, instruction: Instruction, kind: str) -> dict[Path, _Range]:
@@ -173,14 +204,15 @@ def _started(
             value[leaf.path] = sources[min(position, len(sources) - 1)]
         else:
             value[leaf.path] = _new_leaf(ranges, index, instruction, leaf, "temporary")
+            value[leaf.path].from_host = is_copy and any(b.leaf.space == HOST for b in sources)
     return value
 
 
 def _computed(
-    ranges: _Ranges, index: int, instruction: Instruction, operands: list[dict[Path, _Range]]
+    module: Module, ranges: _Ranges, index: int, instruction: Instruction, operands: list[dict[Path, _Range]]
 ) -> dict[Path, _Range]:
     aliased = _declared_aliases(instruction, operands)
-    updates = _updates_in_place(instruction)
+    updates = _updates_in_place(module, instruction)
     value: dict[Path, _Range] = {}
     for leaf in instruction.leaves:
         if leaf.path in aliased:
@@ -212,11 +244,14 @@ def _path(text: str) -> Path:
     return tuple(int(n) for n in text.split(",") if n.strip())
 
 
-def _updates_in_place(instruction: Instruction) -> bool:
-    """Dynamic-update-slices and scatters write into their operand, also inside a fusion named after them."""
-    if instruction.opcode in ("dynamic-update-slice", "scatter") or "dynamic-update-slice" in instruction.name:
+def _updates_in_place(module: Module, instruction: Instruction) -> bool:
+    """Dynamic-update-slices and scatters write into their operand, also as the last of a fusion or where it says so."""
+    if instruction.opcode in _UPDATES or "dynamic-update-slice" in instruction.name:
         return True
-    return instruction.opcode == "fusion" and "dynamic_update_slice" in instruction.op_name
+    if instruction.opcode != "fusion":
+        return False
+    fused = (module.computations.get(name) for name in instruction.called)
+    return "dynamic_update_slice" in instruction.op_name or any(f.root.opcode in _UPDATES for f in fused if f)
 
 
 def _hold_outputs(module: Module, computation: Computation, ranges: _Ranges, is_entry: bool) -> None:
@@ -290,13 +325,62 @@ def _thinned(series: tuple[int, ...]) -> list[int]:
     return sorted(kept)
 
 
-def _buffer(module: Module, each: _Range) -> Buffer:
-    op_name = each.maker.op_name
-    return Buffer(
-        bytes=each.bytes,
-        kind="temporary" if each.kind == "loop state" else each.kind,
-        shape=each.leaf.text.split("{", 1)[0],
-        module=module_path(op_name),
-        operation=op_name.rsplit("/", 1)[-1] if op_name else each.maker.opcode,
-        location=module.location(each.maker.frame),
-    )
+class _Describer:
+    """Says of buffers where they come from and what they are for."""
+
+    def __init__(self, module: Module, backward_starts: int | None):
+        self._module = module
+        self._backward_starts = backward_starts
+        self.provenance = Provenance(module)
+
+    def buffer(self, each: _Range) -> Buffer:
+        maker = self.provenance.maker(each.maker)
+        op_name = maker.op_name
+        return Buffer(
+            bytes=each.bytes,
+            kind="temporary" if each.kind == "loop state" else each.kind,
+            shape=each.leaf.text.split("{", 1)[0],
+            module=module_path(op_name),
+            operation=op_name.rsplit("/", 1)[-1] if op_name else each.maker.opcode,
+            location=self._module.location(maker.frame),
+            role=self._role(each, maker).value,
+        )
+
+    def _role(self, each: _Range, maker: Instruction) -> Role:
+        if argument_number(maker) is not None:
+            return Role.ARGUMENT
+        if each.kind == "constant":
+            return Role.OTHER
+        step_pass = pass_of(maker.op_name)
+        if each.kind == "output":
+            return Role.GRADIENT if step_pass is Pass.BACKWARD else Role.OTHER
+        if each.from_host:
+            return Role.OFFLOADED
+        if step_pass is Pass.RECOMPUTE:
+            return Role.RECOMPUTED
+        if step_pass is Pass.BACKWARD:
+            return Role.GRADIENT
+        read_later = self._backward_starts is not None and each.outermost and each.end >= self._backward_starts
+        return Role.SAVED if step_pass is Pass.FORWARD and read_later else Role.OTHER
+
+
+def _groups(buffers: Sequence[Buffer]) -> tuple[Alive, ...]:
+    """All buffers, folded over repeated modules; arguments of the step are left to `argument_bytes`."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for buffer in buffers:
+        is_argument = buffer.role == Role.ARGUMENT.value
+        if not is_argument or buffer.kind != "argument":  # a copy of an argument is one more buffer
+            role = Role.OTHER.value if is_argument else buffer.role
+            found.setdefault((without_indices(buffer.module), role), []).append(buffer.bytes)
+    groups = (Alive(module, role, len(sizes), sum(sizes)) for (module, role), sizes in found.items())
+    return tuple(sorted(groups, key=lambda a: (-a.bytes, a.module, a.role)))
+
+
+def _argument_bytes(live: Sequence[_Range], provenance: Provenance) -> tuple[int, ...]:
+    """Bytes of each argument of the step, as the compiler lays it out."""
+    sizes: dict[int, int] = {}
+    for each in live:
+        number = argument_number(provenance.maker(each.maker)) if each.kind == "argument" else None
+        if number is not None:
+            sizes[number] = sizes.get(number, 0) + each.bytes
+    return tuple(sizes.get(n, 0) for n in range(max(sizes, default=-1) + 1))

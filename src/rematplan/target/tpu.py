@@ -137,6 +137,7 @@ def _measurement(
             "seconds": "roofline",
         },
         timeline=timeline,
+        modules=cost.modules,
         costs=cost.instructions,
     )
 
@@ -182,6 +183,7 @@ def _compiled(
             "seconds": "roofline" if cost.cycles is None else "cycles",
         },
         timeline=timeline,
+        modules=cost.modules,
         costs=cost.instructions,
     )
 

@@ -1,0 +1,143 @@
+"""A record -> the configurations that a reader can look at, beside each other.
+
+Comes in: the JSON of a verb's record. Goes out: `Choices`: plans and hand-written configurations with their figures, in
+the order in which they are shown. The HTML report, the notebook display and the pictures read this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from rematplan.report.figures import fits, same_clock
+from rematplan.units import format_bytes
+
+Record = Mapping[str, Any]
+
+
+class ChoiceKind(Enum):
+    """Who decided what is saved."""
+
+    PLAN = "plan"
+    HAND_WRITTEN = "hand-written"
+    COMPILER = "the compiler's own"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One configuration.
+
+    Attributes:
+      figures: keys of a measurement.
+      plan: a plan file's document, None for what is not a plan.
+      decisions: its name in the record's model; empty where the model says nothing of it.
+    """
+
+    name: str
+    kind: ChoiceKind
+    figures: Record
+    plan: Record | None = None
+    decisions: str = ""
+
+    @property
+    def has_timeline(self) -> bool:
+        """Whether the figures are of this very program, so that its schedule is known."""
+        return bool((self.figures.get("timeline") or {}).get("position"))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a record has to choose from.
+
+    Attributes:
+      default, compared: positions of the configuration that is shown first, and of the one that it is held against.
+      budget_bytes: None where there was none.
+      model: keys of `records.Model`, None where the record has none.
+    """
+
+    items: tuple[Choice, ...]
+    default: int
+    compared: int | None
+    target: str
+    budget_bytes: int | None = None
+    model: Record | None = None
+
+    @property
+    def plain(self) -> Choice | None:
+        """No checkpointing, if it was measured."""
+        return next((c for c in self.items if c.name == "plain"), None)
+
+    def best_by_hand(self, limit_bytes: int | None) -> Choice | None:
+        """The fastest hand-written checkpointing that fits; None if none does or times cannot be compared."""
+        shown = self.items[self.default].figures
+        fitting = [
+            c
+            for c in self.items
+            if c.kind is ChoiceKind.HAND_WRITTEN
+            and c.name != "plain"
+            and same_clock(c.figures, shown)
+            and (limit_bytes is None or fits(c.figures, limit_bytes))
+        ]
+        return min(fitting, key=lambda c: c.figures["seconds"], default=None)
+
+
+def choices(verb: str, record: Record) -> Choices | None:
+    """The configurations of a record; None for records of verbs that measure none."""
+    made = _MAKERS.get(verb)
+    return made(record) if made else None
+
+
+def _of_plan(record: Record) -> Choices | None:
+    if not record["measured"]:
+        return None
+    budget = record["budget_bytes"]
+    plan = Choice("plan", ChoiceKind.PLAN, record["measured"], record["plan"], "plan")
+    items = (plan, *_rows(record["baselines"]))
+    return Choices(items, 0, _other(items, 0), record["measured"]["target"], budget, record.get("model"))
+
+
+def _of_frontier(record: Record) -> Choices:
+    points: list[Choice] = []
+    for number, point in enumerate(record["points"]):
+        name = f"plan, {format_bytes(point['required_bytes'])}"
+        name += f" ({number + 1})" if any(p.name == name for p in points) else ""
+        points.append(Choice(name, ChoiceKind.PLAN, point, point["plan"], f"point {number}"))
+    items = (*points, *_rows(record["baselines"]))
+    return Choices(items, 0, _other(items, 0), record["target"], None, record.get("model"))
+
+
+def _of_comparison(record: Record) -> Choices:
+    items, budget = _rows(record["rows"]), record["budget_bytes"]
+    timed = [c for c in items if c.figures.get("seconds") is not None]
+    fitting = [c for c in timed if budget is None or fits(c.figures, budget)]
+    best = min(fitting, key=lambda c: c.figures["seconds"], default=items[0])
+    default = items.index(best)
+    return Choices(items, default, _other(items, default), record["target"], budget, record.get("model"))
+
+
+def _of_measurement(record: Record) -> Choices:
+    name = str(record.get("name") or "measured")
+    return Choices((Choice(name, ChoiceKind.HAND_WRITTEN, record),), 0, None, record["target"], record["limit_bytes"])
+
+
+def _rows(rows: Sequence[Record]) -> tuple[Choice, ...]:
+    return tuple(
+        Choice(
+            row["name"],
+            ChoiceKind.COMPILER if row["name"] == "compiler" else ChoiceKind.HAND_WRITTEN,
+            row,
+            decisions="" if row["name"] == "compiler" else row["name"],
+        )
+        for row in rows
+    )
+
+
+def _other(items: Sequence[Choice], shown: int) -> int | None:
+    """What to hold the shown one against: no checkpointing, else whatever else has a timeline."""
+    others = [n for n, c in enumerate(items) if n != shown and c.has_timeline]
+    return next((n for n in others if items[n].name == "plain"), others[0] if others else None)
+
+
+_MAKERS = {"plan": _of_plan, "frontier": _of_frontier, "compare": _of_comparison, "measure": _of_measurement}
