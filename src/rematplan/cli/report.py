@@ -9,8 +9,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options
+from rematplan.errors import InputError
 from rematplan.report import run as runs
-from rematplan.report.files import check_destination, write_text
+from rematplan.report.files import check_destination, write_bytes
 
 
 def report(
@@ -20,21 +21,31 @@ def report(
     output: Annotated[
         Path | None, Parameter(name=["--output", "-o"], help="Where to write: HTML if it ends in .html, else text.")
     ] = None,
+    png: Annotated[Path | None, Parameter(help="Write the frontier and the timeline alone, as a PNG.")] = None,
+    svg: Annotated[Path | None, Parameter(help="Write the frontier and the timeline alone, as an SVG.")] = None,
     options: Options = DEFAULTS,
 ) -> None:
-    """Write a report of a run file; without -o, print it."""
-    if output is not None:
-        check_destination(output, force=options.force)
+    """Write a report of a run file; without -o, --png or --svg, print it."""
+    named = [path for path in (output, png, svg) if path is not None]
+    for path in named:
+        check_destination(path, force=options.force)
+    if len({path.absolute() for path in named}) < len(named):
+        raise InputError(f"two results would go to {named[0]}; give each a name of its own.")
     run = runs.from_document(runs.read_document(run_file), name=str(run_file))
     if options.json:
         sys.stdout.write(runs.to_text(run.to_json()))
-    if output is None:
+    if not named:
         if not options.json:
             from rematplan.report import terminal
 
             terminal.stdout().print(terminal.render_run(run))
         return
-    from rematplan.report.document import html_document, text_document
+    from rematplan.report.document import html_document, picture, text_document
 
-    text = html_document(run) if output.suffix.lower() in {".html", ".htm"} else text_document(run)
-    sys.stderr.write(f"Wrote {write_text(output, text, force=options.force)}\n")
+    contents: list[tuple[Path, bytes]] = []  # everything is made before anything is written
+    if output is not None:
+        is_page = output.suffix.lower() in {".html", ".htm"}
+        contents.append((output, (html_document(run) if is_page else text_document(run)).encode()))
+    contents += [(path, picture(run, kind)) for path, kind in ((png, "png"), (svg, "svg")) if path is not None]
+    for path, content in contents:
+        sys.stderr.write(f"Wrote {write_bytes(path, content, force=options.force)}\n")

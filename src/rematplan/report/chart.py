@@ -1,11 +1,15 @@
-"""A timeline of live bytes as a small block-character chart. Comes in: plain numbers; goes out: lines of text."""
+"""Small charts in block characters: a timeline of live bytes, and points of time against memory.
+
+Comes in: plain numbers; goes out: lines of text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from rematplan.units import format_bytes
+from rematplan.units import format_bytes, format_seconds
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 
@@ -49,4 +53,39 @@ def timeline(
         marker = "└ backward" if at + len("└ backward") <= width else "backward ┘"
         indent = at if marker.startswith("└") else at + 1 - len(marker)
         lines.append(" " * (label_width + 2) + " " * max(0, indent) + marker)
+    return lines
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point of a chart of time against memory; later ones are drawn over earlier ones."""
+
+    required_bytes: int
+    seconds: float
+    symbol: str
+
+
+def scatter(marks: Sequence[Mark], *, budget_bytes: int | None, width: int, height: int = 10) -> list[str]:
+    """Lines of a chart `width` columns wide: memory to the right, time upwards, the budget as a line."""
+    xs = [mark.required_bytes for mark in marks] + ([budget_bytes] if budget_bytes is not None else [])
+    ys = [mark.seconds for mark in marks]
+    if not ys or width < 2:
+        return []
+    low_x, low_y = min(xs), min(ys)
+    span_x, span_y = max(max(xs) - low_x, 1), max(ys) - low_y or 1.0
+    column = lambda x: round((x - low_x) / span_x * (width - 1))  # noqa: E731
+    grid = [[" "] * width for _ in range(height)]
+    if budget_bytes is not None:
+        for line in grid:
+            line[column(budget_bytes)] = "┊"
+    for mark in marks:
+        grid[height - 1 - round((mark.seconds - low_y) / span_y * (height - 1))][column(mark.required_bytes)] = (
+            mark.symbol
+        )
+    labels = [""] * height
+    labels[0], labels[-1] = format_seconds(max(ys)), format_seconds(low_y)
+    label_width = max(map(len, labels))
+    lines = [f"{label:>{label_width}} ┤{''.join(row)}" for label, row in zip(labels, grid, strict=True)]
+    left, right = format_bytes(low_x), format_bytes(max(xs))
+    lines.append(" " * (label_width + 2) + left + right.rjust(max(width - len(left), len(right) + 1)))
     return lines

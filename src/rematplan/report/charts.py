@@ -40,6 +40,7 @@ ROLE_COLORS = {
 }
 _MIB = 1 << 20
 _MODULES_SHOWN = 14
+_NEAR = 0.02  # of an axis: names of points this close would lie on each other
 
 
 @dataclass(frozen=True)
@@ -56,11 +57,11 @@ LIGHT = Theme(text="#1b1b1b", lines="#d9d9d9", background="#ffffff", parameter="
 DARK = Theme(text="#ececec", lines="#444444", background="#16181c", parameter="#ffffff")
 
 
-def frontier(found: Choices, *, width: int = WIDTH) -> alt.TopLevelMixin:
+def frontier(found: Choices, *, width: int = WIDTH) -> alt.LayerChart:
     """Time against memory of every configuration; the budget as a line, plans joined, the chosen one ringed."""
     import altair as alt
 
-    rows = [_point(number, c) for number, c in enumerate(found.items) if c.figures.get("seconds") is not None]
+    rows = frontier_rows(found)
     data = alt.Data(values=rows)
     kinds = [kind for kind in ChoiceKind if any(row["kind"] == kind.value for row in rows)]
     x = alt.X("mib:Q", title="memory that one step needs (MiB)", scale=alt.Scale(zero=False, nice=True))
@@ -100,7 +101,7 @@ def frontier(found: Choices, *, width: int = WIDTH) -> alt.TopLevelMixin:
             .encode(x="mib:Q", y=alt.value(0), text="label:N")
         )
         layers += [rule, said]
-    return alt.layer(*layers).properties(
+    return alt.LayerChart(layer=layers).properties(
         width=width, height=HEIGHT, description="Time of one step against the memory that it needs, by configuration."
     )
 
@@ -124,20 +125,36 @@ def _point(number: int, choice: Choice) -> dict[str, Any]:
 
 
 def frontier_rows(found: Choices) -> list[dict[str, Any]]:
-    """The frontier's data, one row a configuration that has a time."""
-    return [_point(number, c) for number, c in enumerate(found.items) if c.figures.get("seconds") is not None]
+    """The frontier's data, one row a configuration that has a time; of points that lie on each other one has all names."""
+    rows = [_point(number, c) for number, c in enumerate(found.items) if c.figures.get("seconds") is not None]
+    wide, high = (max((r[k] for r in rows), default=0) - min((r[k] for r in rows), default=0) for k in ("mib", "ms"))
+    named: list[dict[str, Any]] = []
+    for row in (row for row in rows if row["label"]):
+        other = next((o for o in named if _near(o, row, wide, high)), None)
+        if other is None:
+            named.append(row)
+        else:
+            other["label"] += f", {row['label']}"
+            row["label"] = ""
+    return rows
 
 
-def timeline(shown: Choice, compared: Choice | None, *, width: int = WIDTH) -> alt.TopLevelMixin:
-    """Live bytes along the schedule of one program, another one's over it; the backward pass shaded, the peak marked."""
+def _near(one: dict[str, Any], other: dict[str, Any], wide: float, high: float) -> bool:
+    return abs(one["mib"] - other["mib"]) <= _NEAR * wide and abs(one["ms"] - other["ms"]) <= _NEAR * high
+
+
+def timeline(shown: Choice, compared: Choice | None, *, width: int = WIDTH, legend: bool = False) -> alt.LayerChart:
+    """Live bytes along the schedule of one program, another one's over it; the backward pass shaded, the peak marked.
+
+    Args:
+      legend: say in the picture which line is whose, where nothing around it does.
+    """
     import altair as alt
 
     shades = alt.Chart(alt.Data(name=SHADES, values=timeline_shades(shown)))
     domain = alt.Scale(domain=[0, 100], nice=False)
     x = alt.X("percent:Q", title="the schedule (% of its instructions)", scale=domain)
     y = alt.Y("mib:Q", title="live bytes (MiB)", scale=alt.Scale(zero=True))
-    names = ["shown", "compared"]
-    dash = alt.StrokeDash("series:N", title=None, scale=alt.Scale(domain=names, range=[[1, 0], [5, 3]]), legend=None)
     own = alt.Data(name=SHOWN, values=timeline_rows(shown))
     other = alt.Data(name=COMPARED, values=timeline_rows(compared) if compared is not None else [])
     area = (
@@ -152,9 +169,10 @@ def timeline(shown: Choice, compared: Choice | None, *, width: int = WIDTH) -> a
     )
     second = (
         alt.Chart(other)
-        .transform_calculate(series="'compared'")
-        .mark_line(interpolate="step-after", strokeWidth=1.4, color=KIND_COLORS[ChoiceKind.HAND_WRITTEN])
-        .encode(x=x, y=y, strokeDash=dash)
+        .mark_line(
+            interpolate="step-after", strokeWidth=1.4, strokeDash=[5, 3], color=KIND_COLORS[ChoiceKind.HAND_WRITTEN]
+        )
+        .encode(x=x, y=y)
     )
     peak = alt.Chart(own).transform_window(rank="rank()", sort=[alt.SortField("mib", order="descending")])
     peak = peak.transform_filter(alt.datum.rank == 1).transform_aggregate(percent="min(percent)", mib="max(mib)")
@@ -170,9 +188,13 @@ def timeline(shown: Choice, compared: Choice | None, *, width: int = WIDTH) -> a
     words = shades.mark_text(align="left", baseline="bottom", dx=4, dy=-4, fontSize=11).encode(
         x=alt.X("start:Q", scale=domain), y=alt.value(HEIGHT), text="word:N"
     )
-    return alt.layer(shade, words, area, line, second, dot, said).properties(
+    chart = alt.LayerChart(layer=[shade, words, area, line, second, dot, said]).properties(
         width=width, height=HEIGHT, description="Live bytes along the scheduled program."
     )
+    if not legend:
+        return chart
+    title = f"{shown.name} (solid)" + (f", {compared.name} (dashed)" if compared is not None else "")
+    return chart.properties(title=alt.TitleParams(title, anchor="start", fontWeight="normal", fontSize=12))
 
 
 def timeline_rows(choice: Choice) -> list[dict[str, float]]:
@@ -269,6 +291,7 @@ def config(theme: Theme) -> dict[str, Any]:
         "axis": axis,
         "legend": {"labelColor": theme.text, "titleColor": theme.text},
         "text": {"color": theme.text},
+        "title": {"color": theme.text},
         "view": {"stroke": theme.lines},
     }
 

@@ -1,7 +1,7 @@
 """How a record shows itself: in a rich console, in a notebook, and as text. One base class; it knows no record.
 
 Comes in: a record's `KIND` and `to_json()`. The renderers read that plain data only, so a record that was loaded from a
-file looks as it did when it was made. rich is imported when something is shown, not before.
+file looks as it did when it was made. rich and the charts are imported when something is shown, not before.
 """
 
 from __future__ import annotations
@@ -32,6 +32,6 @@ class Displayed:
         return render_text(self.KIND, self.to_json())
 
     def _repr_html_(self) -> str:
-        from rematplan.report.terminal import render_html
+        from rematplan.report.notebook import html_fragment
 
-        return render_html(self.KIND, self.to_json())
+        return html_fragment(self.KIND, self.to_json())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -27,8 +27,11 @@ _MEMORY = (
     ("aliased", "alias_bytes", "outputs that reuse arguments"),
     ("code", "code_bytes", ""),
 )
+# readable on light and dark backgrounds alike, which yellow is not
+WARNING = "magenta"
 _CHART_MARGIN = 14  # label and axis
 _BUFFERS_SHOWN = 12
+_FOLDED_COLUMN, _COLUMN_GAP = 16, 2
 
 
 def bytes_or_dash(value: float | None) -> str:
@@ -86,10 +89,10 @@ def measurement(record: Mapping[str, Any]) -> RenderableType:
         parts.append(Text(f"{verdict} under a limit of {format_bytes(limit)}"))
     shape = record.get("timeline") or {}
     if shape.get("position"):
-        parts += [Text(), Text("Live bytes along the schedule", style="bold"), _Chart(shape)]
+        parts += [Text(), Text("Live bytes along the schedule", style="bold"), TimelineChart(shape)]
     if shape.get("at_peak"):
         parts += [Text(), _buffers(shape["at_peak"])]
-    parts += [Text(f"warning: {warning}", style="yellow") for warning in record.get("warnings", ())]
+    parts += [Text(f"warning: {warning}", style=WARNING) for warning in record.get("warnings", ())]
     return Group(*parts)
 
 
@@ -109,7 +112,7 @@ def _buffers(at_peak: Sequence[Mapping[str, Any]]) -> Table:
     return shown
 
 
-class _Chart:
+class TimelineChart:
     """The timeline, as wide as the console allows."""
 
     def __init__(self, record: Mapping[str, Any]):
@@ -125,44 +128,99 @@ class _Chart:
             yield Text(line, no_wrap=True, overflow="crop")
 
 
+class ScatterChart:
+    """Time against memory of rows, as wide as the console allows."""
+
+    def __init__(self, marks: Sequence[chart.Mark], budget_bytes: int | None):
+        self._marks, self._budget = marks, budget_bytes
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = max(10, min(options.max_width, 100) - _CHART_MARGIN)
+        for line in chart.scatter(self._marks, budget_bytes=self._budget, width=width):
+            yield Text(line, no_wrap=True, overflow="crop")
+
+
 def rows(
     records: Sequence[Mapping[str, Any]], *, title: str, budget_bytes: int | None = None, highlight: str = ""
 ) -> RenderableType:
     """Configurations under each other. Figures that no row has get no column; a caption names the sources.
 
-    Times are compared with the first row's, where they come from the same source.
+    Times are compared with the first row's, where they come from the same source. Where the console is too narrow for all
+    columns, the least important ones are left out rather than letters broken off.
 
     Args:
       records: rows: `name` and the keys of a measurement.
       budget_bytes: if given, a column says which rows need no more.
       highlight: name of the row to set off.
     """
-    has_cycles = any(record.get("cycles") is not None for record in records)
-    has_notes = any(record.get("note") for record in records)
-    columns = ["configuration", "peak", "required"]
-    columns += ["fits"] if budget_bytes is not None else []
-    columns += ["FLOP"] + (["cycles"] if has_cycles else []) + ["time", "vs first", "source"]
-    columns += ["note"] if has_notes else []
-    shown = table(title, *columns, left=("configuration", "source", "note"))
-    for record in records:
-        cells = [
-            str(record["name"]),
-            bytes_or_dash(record.get("peak_bytes")),
-            bytes_or_dash(record.get("required_bytes")),
-        ]
-        if budget_bytes is not None:
-            cells.append("yes" if fits(record, budget_bytes) else "no")
-        cells.append(count_or_dash(record.get("flops")))
-        cells += [count_or_dash(record.get("cycles"))] if has_cycles else []
-        comparable = same_clock(record, records[0])
-        cells += [time_or_dash(record.get("seconds"))]
-        cells += [f"{record['seconds'] / records[0]['seconds'] - 1:+.1%}" if comparable else "-"]
-        cells.append(str(record.get("source", "")))
-        cells += [str(record.get("note", ""))] if has_notes else []
-        shown.add_row(*cells, style="bold" if record["name"] == highlight else "")
+    cells: dict[str, list[str]] = {"configuration": [str(r["name"]) for r in records]}
+    cells["peak"] = [bytes_or_dash(r.get("peak_bytes")) for r in records]
+    cells["required"] = [bytes_or_dash(r.get("required_bytes")) for r in records]
+    if budget_bytes is not None:
+        cells["fits"] = ["yes" if fits(r, budget_bytes) else "no" for r in records]
+    cells["FLOP"] = [count_or_dash(r.get("flops")) for r in records]
+    if any(r.get("cycles") is not None for r in records):
+        cells["cycles"] = [count_or_dash(r.get("cycles")) for r in records]
+    cells["time"] = [time_or_dash(r.get("seconds")) for r in records]
+    against = [
+        f"{r['seconds'] / records[0]['seconds'] - 1:+.1%}" if same_clock(r, records[0]) else "-" for r in records
+    ]
+    cells["vs first"] = against
+    cells["source"] = [str(r.get("source", "")) for r in records]
+    if any(r.get("note") for r in records):
+        cells["note"] = [str(r.get("note", "")) for r in records]
+    styles = ["bold" if r["name"] == highlight else "" for r in records]
     times = dict.fromkeys(seconds_source(record) for record in records if record.get("seconds") is not None)
     caption = f"time: {'; '.join(times)}" if times else "time: this compiler gives none"
+    shown = FittedTable(
+        title,
+        cells,
+        left=("configuration", "source", "note"),
+        least_important=("note", "cycles", "FLOP", "source", "peak", "vs first", "fits"),
+        styles=styles,
+        folded=("note",),
+    )
     return Group(shown, Text(caption, style="dim"))
+
+
+class FittedTable:
+    """A table with as many columns as the console has room for.
+
+    Args:
+      cells: by title of the column.
+      left: columns of words, which are folded where they are long.
+      least_important: which columns go first.
+      folded: columns that may be as narrow as `_FOLDED_COLUMN`.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        cells: Mapping[str, Sequence[str]],
+        *,
+        left: Sequence[str],
+        least_important: Sequence[str],
+        styles: Sequence[str] = (),
+        folded: Collection[str] = (),
+    ):
+        self._title, self._cells, self._styles, self._left = title, cells, styles, left
+        self._least_important, self._folded = least_important, folded
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = list(self._cells)
+        for dropped in ("", *self._least_important):
+            columns = [c for c in columns if c != dropped]
+            if sum(map(self._width, columns)) <= options.max_width:
+                break
+        shown = table(self._title, *columns, left=self._left)
+        for number in range(len(next(iter(self._cells.values())))):
+            style = self._styles[number] if self._styles else ""
+            shown.add_row(*(Text(self._cells[c][number]) for c in columns), style=style)
+        yield shown
+
+    def _width(self, column: str) -> int:
+        widest = max(map(len, (column, *self._cells[column]))) + _COLUMN_GAP
+        return min(widest, _FOLDED_COLUMN) if column in self._folded else widest
 
 
 def same_clock(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -42,12 +42,17 @@ def check_folder(path: str | os.PathLike[str], *, force: bool = False) -> Path:
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, force: bool = False) -> Path:
-    """Writes `text` to `path` all at once: an interruption leaves the old file, or none, never half of one."""
+    """Writes `text` to `path` as UTF-8, as `write_bytes` does."""
+    return write_bytes(path, text.encode(), force=force)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes, *, force: bool = False) -> Path:
+    """Writes `content` to `path` all at once: an interruption leaves the old file, or none, never half of one."""
     path = check_destination(path, force=force)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         # mkstemp makes files private; results get the permissions that the user's umask asks for

@@ -5,7 +5,6 @@ Reads plain data only, so that a record from a file and one that was just made l
 
 from __future__ import annotations
 
-import html
 import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,14 +13,16 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from rematplan.report import figures
+from rematplan.report import chart, figures
+from rematplan.report.choices import ChoiceKind, choices
 from rematplan.report.code import region_lines
+from rematplan.report.outline import outline, subject
 from rematplan.report.run import Run
 from rematplan.report.summary import what_was_won
 from rematplan.units import format_bytes, format_seconds
 
-_HTML_COLUMNS = 110
 _GROUPS_SHOWN = 30
+_SYMBOLS = {ChoiceKind.PLAN: "●", ChoiceKind.HAND_WRITTEN: "□", ChoiceKind.COMPILER: "△"}
 Record = Mapping[str, Any]
 
 
@@ -35,12 +36,6 @@ def render_text(kind: str, record: Record, *, columns: int | None = None) -> str
     console = Console(file=io.StringIO(), width=columns, color_system=None, record=True)
     console.print(render(kind, record))
     return console.export_text().rstrip("\n")
-
-
-def render_html(kind: str, record: Record) -> str:
-    """The rendering as an HTML fragment."""
-    text = render_text(kind, record, columns=_HTML_COLUMNS)
-    return f'<pre style="line-height:1.2;white-space:pre">{html.escape(text)}</pre>'
 
 
 def render_run(run: Run) -> RenderableType:
@@ -102,17 +97,43 @@ def _comparison(record: Record) -> RenderableType:
     budget = record.get("budget_bytes")
     title = f"Hand-written configurations on {record['target']}"
     title += f", budget {format_bytes(budget)}" if budget is not None else ""
-    refused = [Text(f"{item['name']} was not measured: {item['reason']}", style="yellow") for item in record["refused"]]
-    return Group(
-        figures.rows(record["rows"], title=title, budget_bytes=budget), *refused, *_findings(record["findings"])
-    )
+    refused = [
+        Text(f"{item['name']} was not measured: {item['reason']}", style=figures.WARNING) for item in record["refused"]
+    ]
+    shown = figures.rows(record["rows"], title=title, budget_bytes=budget)
+    return Group(shown, *refused, *_charts("compare", record), *_findings(record["findings"]))
+
+
+def _charts(kind: str, record: Record) -> list[RenderableType]:
+    """Time against memory, the timeline of what is shown first, and the model under it."""
+    found = choices(kind, record)
+    if found is None:
+        return []
+    parts: list[RenderableType] = []
+    marks = [
+        chart.Mark(c.figures["required_bytes"], c.figures["seconds"], _SYMBOLS[c.kind])
+        for c in reversed(found.items)
+        if c.figures.get("seconds") is not None
+    ]
+    if len(marks) > 1:
+        present = dict.fromkeys(c.kind for c in found.items)
+        key = ", ".join(f"{_SYMBOLS[kind]} {kind.value}" for kind in present)
+        limit = ", ┊ budget" if found.budget_bytes is not None else ""
+        parts += [Text(), Text.assemble(("Time against memory", "bold"), f"  {key}{limit}")]
+        parts.append(figures.ScatterChart(marks, found.budget_bytes))
+    shown = found.items[found.default]
+    if shown.has_timeline:
+        parts += [Text(), Text(f"Live bytes along the schedule of {shown.name}", style="bold")]
+        parts.append(figures.TimelineChart(shown.figures["timeline"]))
+    modules = outline(found, shown, name=subject(found))
+    return [*parts, Text(), modules] if modules is not None else parts
 
 
 def _plan(record: Record) -> RenderableType:
     parts: list[RenderableType] = [*_plan_figures(record), Text("Regions", style="bold")]
     parts += [Text(f"- {line}") for line in region_lines(record["plan"])]
     parts += [Text(f"note: {note}", style="dim") for note in record["notes"]]
-    return Group(*parts, *_findings(record["findings"]))
+    return Group(*parts, *_charts("plan", record), *_findings(record["findings"]))
 
 
 def _plan_figures(record: Record) -> list[RenderableType]:
@@ -149,7 +170,8 @@ def _frontier(record: Record) -> RenderableType:
     shown = figures.rows(points, title=title)
     if not record["baselines"]:
         return shown
-    return Group(shown, Text(), figures.rows(record["baselines"], title="Hand-written configurations"))
+    by_hand = figures.rows(record["baselines"], title="Hand-written configurations")
+    return Group(shown, Text(), by_hand, *_charts("frontier", record))
 
 
 def _verification(record: Record) -> RenderableType:

@@ -17,6 +17,7 @@ from rematplan.report import charts
 from rematplan.report.choices import Choice, ChoiceKind, Choices, choices
 from rematplan.report.code import code_of, region_lines
 from rematplan.report.figures import at_stake, fits, seconds_source, time_or_dash
+from rematplan.report.outline import subject
 from rematplan.report.run import Run
 from rematplan.report.terminal import render_text
 from rematplan.report.tree import Branch, cells, tree
@@ -24,6 +25,7 @@ from rematplan.report.verdict import verdict
 from rematplan.units import format_bytes, format_count
 
 _TEXT_COLUMNS = 120
+_ENTRY = "window.vegaEmbed = vegaEmbed;"  # what the page's script calls
 _BUFFERS_SHOWN = 20
 
 
@@ -52,7 +54,7 @@ def _text(run: Run) -> dict[str, Any]:
 
 
 def _parts(run: Run, found: Choices) -> dict[str, Any]:
-    root = tree(found.model, name=_subject(run, found)) if found.model is not None else None
+    root = tree(found.model, name=subject(found)) if found.model is not None else None
     follows = [_following(run, found, choice, root) for choice in found.items]
     return {
         "verdict": verdict(run.record, found),
@@ -222,11 +224,6 @@ def _findings(record: Mapping[str, Any]) -> list[dict[str, str]]:
     ]
 
 
-def _subject(run: Run, found: Choices) -> str:
-    plan = next((c.plan for c in found.items if c.plan is not None), None)
-    return str((plan or {}).get("workload") or (run.command[1] if len(run.command) > 1 else "the function"))
-
-
 @cache
 def _environment() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -257,7 +254,7 @@ def _library() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script."""
     import vl_convert
 
-    return vl_convert.javascript_bundle(None).replace("</script", "<\\/script")
+    return vl_convert.javascript_bundle(_ENTRY).replace("</script", "<\\/script")
 
 
 def _file(name: str) -> str:
