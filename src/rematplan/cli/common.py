@@ -131,13 +131,17 @@ def _say(message: str) -> None:
 
 @contextlib.contextmanager
 def _progress() -> Generator[Progress]:
-    """A spinner with what is being done, on standard error if that is a terminal; silence otherwise."""
+    """What is being done and for how long, on standard error if that is a terminal; silence otherwise."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _silent
         return
-    with console.status("starting") as status:
-        yield lambda message: status.update(message)
+    from rich import progress as bars  # slow to load, and help does not need it
+
+    text = bars.TextColumn("{task.description}", markup=False)  # a plan's name may hold brackets
+    with bars.Progress(bars.SpinnerColumn(), text, bars.TimeElapsedColumn(), console=console, transient=True) as shown:
+        task = shown.add_task("starting", total=None)
+        yield lambda message: shown.update(task, description=message)
 
 
 def _silent(_message: str) -> None:

@@ -98,9 +98,12 @@ def frontier(
     between = max(points, 2) - 2
     budgets = [int(low * (high / low) ** (step / (between + 1))) for step in range(1, between + 1)]
     compiled = {round(n * (between - 1) / max(COMPILED_BETWEEN - 1, 1)) for n in range(COMPILED_BETWEEN)}
+    say = search.problem.say
     for number, budget in enumerate(budgets):
+        search.problem.say = lambda message, at=number + 3: say(f"budget {at} of {len(budgets) + 2}: {message}")
         with contextlib.suppress(InfeasibleBudget):  # just above the smallest, where a prediction may be a little high
             found.append(search.plan(budget, finalists=1) if number in compiled else search.estimate(budget))
+    search.problem.say = say
     kept: list[Found] = []
     for f in sorted(found, key=lambda f: (f.best.measurement.required_bytes, f.best.measurement.seconds or 0.0)):
         if not kept or _seconds(f) < _seconds(kept[-1]):

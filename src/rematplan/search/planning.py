@@ -114,7 +114,8 @@ class Search:
                 break
             if self.probes.confirm(todo[0][0].configuration):
                 continue
-            compiled = self._compile(todo[0], limit)
+            number = f"plan {fitting + 1} of at most {finalists}" if finalists > 1 else ""
+            compiled = self._compile(todo[0], limit, number=number)
             tried[compiled.candidate.configuration] = compiled
             fitting += compiled.measurement.fits_limit is not False
             if fitting >= finalists:
@@ -203,11 +204,10 @@ class Search:
         least += [r[1] for r in rows if r[2]["required_bytes"] <= most]
         return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), min(least, default=None)
 
-    def _compile(self, chosen: Ranked, limit: int | None) -> Compiled:
+    def _compile(self, chosen: Ranked, limit: int | None, *, number: str) -> Compiled:
         candidate, _, predicted = chosen
-        m = self.problem.compile(
-            candidate.name, candidate.configuration, Options(method=Method.COMPILE, limit_bytes=limit)
-        )
+        options = Options(method=Method.COMPILE, limit_bytes=limit)
+        m = self.problem.compile(candidate.name, candidate.configuration, options, number=number)
         self.prices.learn(m)
         compiled = self.compiled[candidate.configuration, limit] = Compiled(candidate, predicted, _with_fit(m, limit))
         return compiled

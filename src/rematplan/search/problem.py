@@ -185,12 +185,16 @@ class Problem:
           tasks: a name for progress, the configuration, and after how many repetitions it repeats (None: not at all).
           seconds: reads the time of a probe.
         """
+        found: list[Figures] = []
         with ThreadPoolExecutor(WORKERS) as pool:
             waiting = []
             for number, (name, configuration, period) in enumerate(tasks):
-                self.say(f"probing {number + 1} of {len(tasks)}: {name}")
+                self.say(f"lowering probe {number + 1} of {len(tasks)}: {name}")
                 waiting.append(self._submit(pool, configuration, period, seconds))
-            return [finish() for finish in waiting]
+            for number, ((name, _, _), finish) in enumerate(zip(tasks, waiting, strict=True)):
+                self.say(f"probing {number + 1} of {len(tasks)}: {name}")
+                found.append(finish())
+        return found
 
     def _submit(
         self,
@@ -247,9 +251,10 @@ class Problem:
         self.probes += 1
         return pool.submit(compiler.measure, program, target=self.target, method=Method.PROBE)
 
-    def compile(self, name: str, configuration: Configuration, options: Options) -> Measurement:
-        """A full compile of the whole step."""
-        self.say(f"compiling {name}")
+    def compile(self, name: str, configuration: Configuration, options: Options, *, number: str = "") -> Measurement:
+        """A full compile of the whole step; `number` says which of how many it is."""
+        took = f", {self.compiling_seconds / self.compiles:.0f} s each so far" if self.compiles else ""
+        self.say(f"compiling {number or 'a plan'}{took}: {name}")
         program = self.whole(configuration)
         self.compiles += 1
         begun = time.monotonic()

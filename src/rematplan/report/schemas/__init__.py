@@ -7,7 +7,7 @@ from importlib import resources
 from typing import Any
 
 # Documents that others contain, by the name under which they refer to them.
-_SHARED = {"measurement": "measurement", "plan": "plan-file", "plan-region": "plan-region"}
+_SHARED = {"measurement": "measurement", "model": "model", "plan": "plan-file", "plan-region": "plan-region"}
 
 
 def schema(kind: str) -> dict[str, Any]:
