@@ -206,6 +206,11 @@ def _assumptions(record: Mapping[str, Any], found: Choices) -> list[str]:
             "Where no timeline is shown, the figures were extrapolated from programs with repeated blocks cut out, and "
             "the program itself was not compiled."
         )
+    if found.model is not None:
+        said.append(
+            "Decisions are about values of the model: where a derivative rule keeps something of its own in a value's "
+            "place (a sign, a square), the value stands for it; and the compiler may still fuse or drop what is saved."
+        )
     said.append(
         "Recompute time by module is the compiler's: a fused instruction counts for the module of what it computes last."
     )

@@ -11,7 +11,8 @@ function theme() {
 }
 
 async function draw() {
-  const options = { actions: false, renderer: "svg", tooltip: { disableDefaultStyle: false, theme: theme() } };
+  // errors only: that nothing is laid over a timeline is no reason to warn of an empty scale
+  const options = { actions: false, logLevel: 1, renderer: "svg", tooltip: { disableDefaultStyle: false, theme: theme() } };
   for (const [name, specifications] of Object.entries(data.charts)) {
     const result = await window.vegaEmbed(document.getElementById(name), structuredClone(specifications[theme()]), options);
     views[name] = result.view;

@@ -1,0 +1,132 @@
+"""The HTML report as text: one file, nothing outside it, the record's numbers, and nothing of a model's that could run."""
+
+from __future__ import annotations
+
+import json
+import re
+from html import unescape
+
+import pytest
+
+from rematplan.report.choices import choices
+from rematplan.report.document import html_document, picture
+from rematplan.report.notebook import html_fragment
+from rematplan.report.page import embedded
+from rematplan.report.terminal import render_text
+from rematplan.report.verdict import verdict
+from rematplan.units import format_bytes, format_seconds
+from tests.report import runs
+
+KINDS = {"plan": runs.plan, "compare": runs.comparison, "frontier": runs.frontier}
+LIMIT = 2_000_000  # bytes of a page
+
+
+def visible(page: str) -> str:
+    """The text that a reader sees before any script runs."""
+    body = page[page.index("<body>") :]
+    body = re.sub(r"<script.*?</script>", " ", body, flags=re.DOTALL)
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_page_notebook_and_terminal_show_the_records_numbers(kind):
+    run = KINDS[kind]()
+    page, fragment = visible(html_document(run)), unescape(html_fragment(kind, run.record))
+    terminal = render_text(kind, run.record, columns=200)
+    found = choices(kind, run.record)
+    assert found is not None
+    for choice in found.items:
+        needs, time = format_bytes(choice.figures["required_bytes"]), format_seconds(choice.figures["seconds"])
+        for text in (page, fragment, terminal):
+            assert needs in text
+            assert time in text
+    said = verdict(run.record, found)
+    for text in (page, fragment):
+        assert said.sentence in text
+        assert all(line.answer in text and line.source in text for line in said.lines)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_page_needs_nothing_from_outside(kind):
+    page = html_document(KINDS[kind]())
+    outside = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)
+    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", outside)
+    assert "@import" not in outside
+    assert "url(" not in outside
+    assert len(page.encode()) < LIMIT
+
+
+def test_plan_says_what_was_asked_in_order():
+    run = runs.plan()
+    page = visible(html_document(run))
+    order = ["fits on tpu-v5e", "Does it fit?", "Time against memory", "Chosen: plan", "Alive at the peak"]
+    order += ["The model under plan", "By hand it would be", "Findings", "Reproduce"]
+    places = [page.index(word) for word in order]
+    assert places == sorted(places)
+    assert "rematplan plan gpt blocks=2" in page[places[-1] :]
+    assert "proved by the search's prices" in page
+    assert "the plan is 1.1% above it" in page
+    assert "5.00 MiB at stake" in page
+    assert "jax 0.10.2" in page
+
+
+def test_every_configuration_can_be_chosen_and_its_texts_are_there():
+    run = runs.frontier(points=3)
+    page = html_document(run)
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)[1])
+    found = choices("frontier", run.record)
+    assert [f["name"] for f in data["follows"]] == [c.name for c in found.items]
+    assert page.count('<input type="radio" name="shown"') == len(found.items)
+    for follow, choice in zip(data["follows"], found.items, strict=True):
+        needs = format_bytes(choice.figures["required_bytes"])
+        assert needs in [value for _, value, _ in follow["figures"]]
+        assert len(follow["timeline"]) == runs.POINTS
+        assert (follow["modules"] is None) == (choice.name == "compiler")
+        assert bool(follow["code"]) == (choice.plan is not None)
+    peaks = [max(mib for _, mib in f["timeline"]) for f in data["follows"]]
+    assert peaks == pytest.approx([c.figures["peak_bytes"] / 2**20 for c in found.items], rel=0.01)
+
+
+def test_what_a_model_is_called_stays_text():
+    page = html_document(runs.hostile())
+    assert runs.HOSTILE not in page
+    assert "<script>alert" not in page
+    assert runs.HOSTILE in visible(page)
+    # the document's own scripts are the only ones, and none ends early
+    assert len(re.findall(r"<script\b", page)) == 3
+    assert page.count("</script>") == 3
+    fragment = html_fragment("plan", runs.hostile().record)
+    assert "<script" not in fragment
+    assert runs.HOSTILE in unescape(fragment)
+
+
+def test_embedded_data_cannot_end_its_script():
+    text = str(embedded({"a": "</script><!--", "b": "\u2028&"}))
+    assert "<" not in text
+    assert ">" not in text
+    assert json.loads(text) == {"a": "</script><!--", "b": "\u2028&"}
+
+
+@pytest.mark.parametrize(("verb", "record"), [("targets", {"targets": []})])
+def test_records_without_configurations_are_shown_as_text(verb, record):
+    page = html_document(runs.run(verb, record))
+    assert "Targets" in visible(page)
+    assert 'id="data"' not in page
+
+
+def test_pictures_are_of_the_frontier_and_the_timeline():
+    run = runs.plan()
+    svg = picture(run, "svg").decode()
+    assert svg.startswith("<svg")
+    for word in ("budget 700 MiB", "backward", "plan (solid), plain (dashed)", "time of one step (ms)"):
+        assert word in svg
+    png = picture(run, "png")
+    assert png.startswith(b"\x89PNG")
+    assert len(png) > 10_000
+
+
+def test_a_page_of_a_deep_model_is_small():
+    """Figures of twenty configurations, timelines of full length, 48 blocks folded into one."""
+    page = html_document(runs.frontier(48, points=9))
+    assert len(page.encode()) < LIMIT
+    assert "\u00d748" in page
