@@ -62,7 +62,7 @@ def frontier(found: Choices, *, width: int = WIDTH) -> alt.LayerChart:
     import altair as alt
 
     rows = frontier_rows(found)
-    data = alt.Data(values=rows)
+    data = alt.Data(values=rows[::-1])  # what comes first is drawn last, over what lies at the same place
     kinds = [kind for kind in ChoiceKind if any(row["kind"] == kind.value for row in rows)]
     x = alt.X("mib:Q", title="memory that one step needs (MiB)", scale=alt.Scale(zero=False, nice=True))
     y = alt.Y("ms:Q", title="time of one step (ms)", scale=alt.Scale(zero=False, nice=True))

@@ -99,6 +99,7 @@ def _lines(record: Record, found: Choices, shown: Choice) -> Iterator[Line]:
             )
     elif figures.get("seconds") is not None:
         yield Line("Time of one step", format_seconds(figures["seconds"]), seconds_source(figures))
+    yield from _fastest(found, shown)
     yield from _predicted(record, figures)
     best = found.best_by_hand(found.budget_bytes)
     if best is not None and best is not shown:
@@ -111,6 +112,20 @@ def _lines(record: Record, found: Choices, shown: Choice) -> Iterator[Line]:
     yield from _bound(shown)
     if sources.get("peak_bytes"):
         yield Line("Live at the peak", format_bytes(figures["peak_bytes"]), _source(figures, "peak_bytes"))
+
+
+def _fastest(found: Choices, shown: Choice) -> Iterator[Line]:
+    """The other end of a frontier."""
+    timed = [c for c in found.items if c.kind is ChoiceKind.PLAN and same_clock(c.figures, shown.figures)]
+    fastest = min(timed, key=lambda c: c.figures["seconds"], default=shown)
+    if fastest is not shown:
+        figures = fastest.figures
+        yield Line(
+            "The fastest plan found",
+            f"{format_bytes(figures['required_bytes'])}, {format_seconds(figures['seconds'])} "
+            f"({figures['seconds'] / shown.figures['seconds'] - 1:+.1%} time)",
+            f"{_source(figures, 'required_bytes')}; {seconds_source(figures)}",
+        )
 
 
 def _predicted(record: Record, figures: Record) -> Iterator[Line]:
