@@ -1,8 +1,8 @@
 """The main job on built-in models: plans for three budgets beside what people write by hand, verified.
 
-Comes in: a folder. Goes out: a record, and in the folder every plan, one run record a model and a text report. On a TPU
-compiler the hand-written configurations are probed (memory exact to a few percent, no cycles) and only those that the
-sentences speak of are compiled, because a full compile takes the better part of a minute; rows say which they are.
+Comes in: a folder. Goes out: a record, and in the folder every plan, one run record and one HTML report a model, and a text
+report. On a TPU compiler the hand-written configurations are probed (memory exact to a few percent, no cycles) and only those
+that the sentences speak of are compiled, because a full compile takes the better part of a minute; rows say which they are.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rematplan import _compare, _measure, _verify, search, workloads
 from rematplan._plan import Plan
 from rematplan.errors import InfeasibleBudget, VerificationFailed
 from rematplan.records import Comparison, Demo, DemoRun, Verification, plain
+from rematplan.report.document import html_document
 from rematplan.report.figures import fits
 from rematplan.report.files import write_text
 from rematplan.report.run import Run, to_text, versions
@@ -39,23 +40,31 @@ _GROWTH = 1.01  # of a budget that was just missed
 
 @dataclass(frozen=True)
 class Scene:
-    """One model and the budgets it is planned for, as shares of what it needs without checkpointing."""
+    """One model and the budgets it is planned for, as shares of what it needs without checkpointing.
+
+    Attributes:
+      words: the model on the command line.
+    """
 
     name: str
     description: str
     make: Callable[[], Workload]
     shares: tuple[float, ...]
+    words: tuple[str, ...]
 
 
 SCENES = (
-    Scene("mlp", "a deep multilayer perceptron", lambda: workloads.mlp(blocks=4), (0.6, 0.75, 0.9)),
+    Scene(
+        "mlp", "a deep multilayer perceptron", lambda: workloads.mlp(blocks=4), (0.6, 0.75, 0.9), ("mlp", "blocks=4")
+    ),
     Scene(
         "policy_mlp",
         "two layers, where a policy decides",
         lambda: workloads.policy_mlp(features=512, batch=4096),
         (1.2, 1.6, 2.2),  # two layers need what they need: with more than that, what to save is the question
+        ("policy_mlp", "features=512", "batch=4096"),
     ),
-    Scene("gpt", "a small language model", lambda: workloads.gpt(blocks=4), (0.4, 0.6, 0.85)),
+    Scene("gpt", "a small language model", lambda: workloads.gpt(blocks=4), (0.4, 0.6, 0.85), ("gpt", "blocks=4")),
 )
 
 
@@ -104,6 +113,7 @@ def _run_scene(scene: Scene, target: Target, out: Path, say: Progress) -> DemoRu
         rows.append({**figures, "name": name, "budget": plan.budget_bytes})
         file = f"{scene.name}-{plan.budget_bytes // _MIB}MiB.plan.json"
         write_text(out / file, json.dumps(plan.to_json(), indent=1) + "\n", force=True)
+    _write_page(out / f"{scene.name}.report.html", scene, plans[0])
     smallest = rows[0]
     return DemoRun(
         workload=work.name,
@@ -175,6 +185,13 @@ def _proved(checks: Sequence[Verification]) -> str:
     numbers = f"; outputs and gradients {agree} (size: {checks[0].size})" if errors else ""
     count = f"{len(checks)} plans" if len(checks) > 1 else "1 plan"
     return f"Verified: {count}, the same program without remat and names{numbers}."
+
+
+def _write_page(path: Path, scene: Scene, plan: Plan) -> None:
+    """The HTML report of a plan, as the command that it shows would make it."""
+    words = (*scene.words, "--budget", str(plan.budget_bytes), "--target", plan.target)
+    run = Run("plan", ("plan", *words), versions(), plan.target, plan.record().to_json())
+    write_text(path, html_document(run), force=True)
 
 
 def _write(path: Path, verb: str, target: Target, record: Demo) -> None:

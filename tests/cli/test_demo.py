@@ -10,10 +10,15 @@ import pytest
 from rematplan import demo, workloads
 from rematplan._plan import Plan
 from rematplan.report.schemas import schema
+from rematplan.units import format_bytes
 from rematplan.target.target import resolve
 
 SCENE = demo.Scene(
-    "small", "a small perceptron", lambda: workloads.mlp(blocks=4, batch=8192, features=128), (0.1, 0.75, 1.0)
+    "small",
+    "a small perceptron",
+    lambda: workloads.mlp(blocks=4, batch=8192, features=128),
+    (0.1, 0.75, 1.0),
+    ("mlp", "blocks=4", "batch=8192", "features=128"),
 )
 
 
@@ -51,6 +56,10 @@ def test_results_are_in_the_folder(results):
     assert {Plan.load(path).target for path in plans} == {"cpu"}
     run = json.loads((folder / "small.run.json").read_text())
     jsonschema.validate(run, schema("run"))
+    page = (folder / "small.report.html").read_text()
+    smallest = record["runs"][0]["plans"][0]
+    assert f"--budget {smallest['budget']} --target cpu" in page
+    assert format_bytes(smallest["required_bytes"]) in page
     text = (folder / "report.txt").read_text()
     assert record["runs"][0]["sentence"].split(":")[0] in " ".join(text.split())
     assert "Verified" in text

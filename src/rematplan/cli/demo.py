@@ -27,4 +27,4 @@ def demo(
         return run_demo(out, progress=progress)
 
     execute("demo", options, action)
-    sys.stderr.write(f"Wrote plans, run records and report.txt to {out}\n")
+    sys.stderr.write(f"Wrote plans, run records, HTML reports (open MODEL.report.html) and report.txt to {out}\n")
