@@ -10,8 +10,8 @@ import pytest
 from rematplan import demo, workloads
 from rematplan._plan import Plan
 from rematplan.report.schemas import schema
-from rematplan.units import format_bytes
 from rematplan.target.target import resolve
+from rematplan.units import format_bytes
 
 SCENE = demo.Scene(
     "small",
