@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html import unescape
 
 import pytest
 
-from rematplan.report.choices import choices
+from rematplan.errors import InputError
+from rematplan.report.choices import ChoiceKind, choices
 from rematplan.report.document import html_document, picture
 from rematplan.report.notebook import html_fragment
 from rematplan.report.page import embedded
+from rematplan.report.run import with_comparison
 from rematplan.report.terminal import render_text
 from rematplan.report.verdict import verdict
 from rematplan.units import format_bytes, format_seconds
@@ -130,3 +133,24 @@ def test_a_page_of_a_deep_model_is_small():
     page = html_document(runs.frontier(48, points=9))
     assert len(page.encode()) < LIMIT
     assert "\u00d748" in page
+
+
+def test_a_comparison_stands_beside_a_plan_in_place_of_estimated_rows():
+    plan, compared = runs.plan(), runs.comparison()
+    both = with_comparison(plan, compared)
+    found = choices("plan", both.record)
+    assert [c.name for c in found.items] == ["plan", *(row["name"] for row in compared.record["rows"])]
+    assert any(c.kind is ChoiceKind.COMPILER for c in found.items)
+    assert all(c.has_timeline for c in found.items)
+    assert "the compiler's own" in visible(html_document(both))
+    assert [row["name"] for row in plan.record["baselines"]] == ["plain", "dots"]  # the run itself is left as it was
+
+
+def test_only_a_comparison_of_the_same_workload_stands_beside():
+    plan, compared = runs.plan(), runs.comparison()
+    with pytest.raises(InputError, match="give the run of a plan or a frontier"):
+        with_comparison(compared, plan)
+    with pytest.raises(InputError, match="gpt blocks=3"):
+        with_comparison(plan, replace(compared, command=("compare", "gpt", "blocks=3", "--target", "tpu-v5e")))
+    with pytest.raises(InputError, match="gpu-h100"):
+        with_comparison(plan, replace(compared, target="gpu-h100"))

@@ -16,6 +16,12 @@ from rematplan.report.files import check_destination, write_bytes
 
 def report(
     run_file: Annotated[Path, Parameter(help="A run file that `--run` wrote.")],
+    comparison: Annotated[
+        Path | None,
+        Parameter(
+            help="The run file of compare for the same workload: its rows in place of those that a search estimated."
+        ),
+    ] = None,
     /,
     *,
     output: Annotated[
@@ -32,6 +38,9 @@ def report(
     if len({path.absolute() for path in named}) < len(named):
         raise InputError(f"two results would go to {named[0]}; give each a name of its own.")
     run = runs.from_document(runs.read_document(run_file), name=str(run_file))
+    if comparison is not None:
+        beside = runs.from_document(runs.read_document(comparison), name=str(comparison))
+        run = runs.with_comparison(run, beside)
     if options.json:
         sys.stdout.write(runs.to_text(run.to_json()))
     if not named:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,31 @@ def from_document(document: Mapping[str, Any], *, name: str) -> Run:
         target=document["target"],
         record=document["record"],
     )
+
+
+def with_comparison(run: Run, comparison: Run) -> Run:
+    """A plan's or frontier's run with the rows of a comparison, which measured every hand-written configuration itself.
+
+    A search extrapolates most of them, and leaves out the compiler's own rematerialization.
+
+    Raises:
+      InputError: the runs are of other verbs, or not of the same workload on the same target.
+    """
+    if run.verb not in ("plan", "frontier") or comparison.verb != "compare":
+        raise InputError(
+            f"a run of {comparison.verb} cannot stand beside one of {run.verb}; give the run of a plan or a frontier "
+            "first, and that of compare second."
+        )
+    one, other = (_subject(each) for each in (run, comparison))
+    if one != other:
+        raise InputError(f"the first run is of {' '.join(one)}, the second of {' '.join(other)}; compare that instead.")
+    measured = {row["name"]: row for row in comparison.record["rows"]}
+    kept = [row for row in run.record["baselines"] if row["name"] not in measured]
+    return replace(run, record={**run.record, "baselines": [*measured.values(), *kept]})
+
+
+def _subject(run: Run) -> tuple[str, ...]:
+    """The workload with its sizes, and the target."""
+    words = [word for word in run.command[1:2] if not word.startswith("-")]
+    sizes = sorted(word for word in run.command[2:] if re.fullmatch(r"\w+=\S+", word))
+    return (*words, *sizes, "on", run.target)

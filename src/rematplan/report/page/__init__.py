@@ -16,7 +16,7 @@ from typing import Any
 from rematplan.report import charts
 from rematplan.report.choices import Choice, ChoiceKind, Choices, choices
 from rematplan.report.code import code_of, region_lines
-from rematplan.report.figures import at_stake, fits, seconds_source, time_or_dash
+from rematplan.report.figures import at_stake, fits, same_clock, seconds_source, time_or_dash
 from rematplan.report.outline import subject
 from rematplan.report.run import Run
 from rematplan.report.terminal import render_text
@@ -167,7 +167,7 @@ def _row(found: Choices, choice: Choice) -> dict[str, Any]:
     """One line of the table of configurations."""
     figures, plain = choice.figures, found.plain
     against = ""
-    if plain is not None and plain is not choice and _comparable(choice, plain):
+    if plain is not None and plain is not choice and same_clock(figures, plain.figures):
         against = f"{figures['seconds'] / plain.figures['seconds'] - 1:+.1%}"
     return {
         "name": choice.name,
@@ -180,11 +180,6 @@ def _row(found: Choices, choice: Choice) -> dict[str, Any]:
         "source": str(figures.get("source", "")),
         "timeline": choice.has_timeline,
     }
-
-
-def _comparable(one: Choice, other: Choice) -> bool:
-    a, b = one.figures, other.figures
-    return bool(a.get("seconds") and b.get("seconds")) and seconds_source(a) == seconds_source(b)
 
 
 def _assumptions(record: Mapping[str, Any], found: Choices) -> list[str]:
