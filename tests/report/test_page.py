@@ -7,9 +7,12 @@ import re
 from dataclasses import replace
 from html import unescape
 
+import altair as alt
+import jsonschema
 import pytest
 
 from rematplan.errors import InputError
+from rematplan.report import charts
 from rematplan.report.choices import ChoiceKind, choices
 from rematplan.report.document import html_document, picture
 from rematplan.report.notebook import html_fragment
@@ -154,3 +157,14 @@ def test_only_a_comparison_of_the_same_workload_stands_beside():
         with_comparison(plan, replace(compared, command=("compare", "gpt", "blocks=3", "--target", "tpu-v5e")))
     with pytest.raises(InputError, match="gpu-h100"):
         with_comparison(plan, replace(compared, target="gpu-h100"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_charts_are_valid_vega_lite(kind):
+    found = choices(kind, KINDS[kind]().record)
+    shown = found.items[found.default]
+    drawn = [charts.frontier(found), charts.timeline(shown, found.items[-1], legend=True), charts.alive(shown)]
+    for chart in drawn:
+        themed = charts.themed(chart, charts.DARK)
+        assert chart.to_dict(validate=True)["$schema"] == themed["$schema"]
+        jsonschema.validate(themed, alt.load_schema())  # the configuration too

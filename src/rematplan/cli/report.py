@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated
 
@@ -47,14 +49,26 @@ def report(
         if not options.json:
             from rematplan.report import terminal
 
-            terminal.stdout().print(terminal.render_run(run))
+            with _reading(run_file):
+                shown = terminal.render_run(run)
+            terminal.stdout().print(shown)
         return
     from rematplan.report.document import html_document, picture, text_document
 
     contents: list[tuple[Path, bytes]] = []  # everything is made before anything is written
-    if output is not None:
-        is_page = output.suffix.lower() in {".html", ".htm"}
-        contents.append((output, (html_document(run) if is_page else text_document(run)).encode()))
-    contents += [(path, picture(run, kind)) for path, kind in ((png, "png"), (svg, "svg")) if path is not None]
+    with _reading(run_file):
+        if output is not None:
+            is_page = output.suffix.lower() in {".html", ".htm"}
+            contents.append((output, (html_document(run) if is_page else text_document(run)).encode()))
+        contents += [(path, picture(run, kind)) for path, kind in ((png, "png"), (svg, "svg")) if path is not None]
     for path, content in contents:
         sys.stderr.write(f"Wrote {write_bytes(path, content, force=options.force)}\n")
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Generator[None]:
+    """A record is plain data that anyone may have edited: what is missing in it is an error of the file."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise InputError(f"the record in {file} cannot be read ({error!r}); write it anew with --run.") from error

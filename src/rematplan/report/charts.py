@@ -271,7 +271,8 @@ def themed(chart: alt.TopLevelMixin, theme: Theme) -> dict[str, Any]:
 
     # data stay where they are written: they have names, and nothing is larger than some hundred rows
     with alt.data_transformers.enable("default", consolidate_datasets=False, max_rows=None):
-        specification = chart.to_dict()
+        # checking against Vega-Lite's schema takes most of the time of a page; the tests do it
+        specification = chart.to_dict(validate=False)
     return {**specification, "config": config(theme)}
 
 
