@@ -23,7 +23,7 @@ _PAGE = """<!doctype html>
 
 def text_document(run: Run) -> str:
     """The run as plain text."""
-    console = Console(file=io.StringIO(), width=_COLUMNS, color_system=None, record=True)
+    console = Console(file=io.StringIO(), width=_COLUMNS, color_system=None, record=True, force_jupyter=False)
     console.print(render_run(run))
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 
