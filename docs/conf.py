@@ -8,6 +8,7 @@ Nothing is read from the network, neither by the build nor by a reader's browser
 from __future__ import annotations
 
 import atexit
+import copy
 import os
 import re
 import shutil
@@ -64,6 +65,8 @@ os.environ.update(
     PATH=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # `rematplan` in shell cells
     COLUMNS="120",  # what the command line writes into a pipe
     NO_COLOR="1",
+    # The folder of a notebook's cells has the number of its process: without it, what was compiled once is found again.
+    JAX_HLO_SOURCE_FILE_CANONICALIZATION_REGEX=".*/",
 )
 
 nb_execution_mode = "force"
@@ -150,7 +153,7 @@ def joined(outputs: list[Any]) -> list[Any]:
         if output["output_type"] == "stream" and last.get("name") == output["name"]:
             last["text"] += output["text"]
         else:
-            kept.append(output)
+            kept.append(copy.copy(output))  # called once for each format
     return kept
 
 
