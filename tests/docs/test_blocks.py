@@ -6,6 +6,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -94,6 +96,19 @@ def test_other_command_lines_name_what_there_is():
             assert (ROOT / words[1]).is_file(), line
         else:
             assert words[0] == "rematplan", line
+
+
+def test_cells_are_formatted(tmp_path):
+    """`ruff format` looks at Python fences in Markdown, but not at cells."""
+    for page in PAGES:
+        for number, cell in enumerate(page.blocks("{code-cell} ipython3")):
+            code = re.sub(r"\A(:.*\n)+\n?|\A%%writefile .*\n", "", cell)
+            if not code.startswith("%%"):
+                (tmp_path / f"{page.name}_{number}.py").write_text(code)
+    settings = ["--config", str(ROOT / "pyproject.toml")]
+    command = [sys.executable, "-m", "ruff", "format", "--check", *settings, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_no_block_escapes():
