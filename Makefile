@@ -1,6 +1,7 @@
-# Two commands set everything up on a machine with python3 (3.11 or newer) and make:
+# What sets everything up on a machine with python3 (3.11 or newer) and make:
 #   make demo    install with the TPU compiler, plan the built-in models, say where the results are
 #   make test    install for development, run every test
+#   make docs    build the documentation into site/, every page executed
 # Stamp files in the environment keep repeated calls quick.
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ DEMO_OUT ?= rematplan-demo
 # Two workers: compile children of the tests take a core each.
 PYTEST_ARGS ?= -n 2
 
-.PHONY: demo test test-long fast check lint types imports check-newest check-remat3 check-newest-remat3 clean help
+.PHONY: demo docs test test-long fast check lint types imports check-newest check-remat3 check-newest-remat3 clean help
 
 help:
 	@sed -n 's/^#  *\(make .*\)/\1/p' Makefile
@@ -22,6 +23,12 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/rematplan demo --force --out $(DEMO_OUT)
 	@echo "Results are in $(DEMO_OUT)/"
+
+# Built anew each time: what a page prints depends on all of the source.
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -W --keep-going -E -a -b html docs site
+	REMATPLAN_SITE=site $(BIN)/pytest -m "" tests/docs/test_build.py
+	@echo "The documentation is in site/index.html"
 
 test: $(VENV)/.dev
 	$(BIN)/pytest -m "" $(PYTEST_ARGS)
@@ -74,6 +81,10 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.created
 $(VENV)/.dev: pyproject.toml $(VENV)/.created
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.created
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs]'
+	@touch $@ $(VENV)/.dev $(VENV)/.demo
 
 $(NEWEST)/.dev: pyproject.toml
 	$(NEWEST_PYTHON) -m venv $(NEWEST)

@@ -52,7 +52,7 @@ def compare(
     """Measures every hand-written configuration that the workload allows.
 
     Args:
-      target: as in `measure`.
+      work, target: as in `measure`.
       budget: what the rows are held against, and what the compiler's own rematerialization is given; default for the
         latter is the chip's memory.
       method: "compile" for the compiler's full result, "probe" for its schedule and buffers only.
@@ -60,6 +60,10 @@ def compare(
 
     Returns:
       A row for each configuration in a fixed order, `plain` first; what the compiler refused stands apart.
+
+    Raises:
+      InputError: unknown target or method, a missing compiler, or a budget that cannot be read.
+      CompilerError: no configuration at all could be measured.
     """
     chosen = resolve(target) if isinstance(target, str) else target
     how = method_named(method)

@@ -33,10 +33,17 @@ if TYPE_CHECKING:
 def inspect(work: Workload, *, policy: str | None = None, plan: Plan | str | Path | None = None) -> Inspection:
     """Lists the arrays that the backward pass holds, and what a user should know about them.
 
+    Read from the differentiated program, on shapes; nothing is compiled or run.
+
     Args:
+      work: what is trained; the step around the loss plays no part.
       policy: a hand-written configuration ("plain", "per-block", ...) or the name of a policy in
         `jax.checkpoint_policies` that needs no argument; default plain.
       plan: instead of a policy, a plan or the path of one.
+
+    Returns:
+      Residuals with shape, dtype, bytes (unpadded, one device), module, operation and source line; apart from them the
+      arguments that the backward pass reads, and findings.
 
     Raises:
       InputError: an unknown policy, a loss that cannot be differentiated, or both a policy and a plan.

@@ -43,12 +43,16 @@ def measure(
     """Measures memory and time of one training step, per device.
 
     Args:
-      target: a name such as "tpu-v5e", "gpu-h100", "cpu", "local".
+      work: what is trained. Shapes suffice, except for "local", which makes and runs real arrays.
+      target: a name such as "tpu-v5e", "gpu-h100", "cpu", "local", or a resolved one.
       policy: a hand-written configuration ("plain", "per-block", ...) or the name of a policy in
         `jax.checkpoint_policies` that needs no argument; default plain.
       plan: instead of a policy, a plan or the path of one.
       method: "compile" for the compiler's full result, "probe" for its schedule and buffers only.
       progress: called with a sentence whenever something long begins.
+
+    Returns:
+      Bytes, seconds and operations, each with its source in `sources`: the target's compiler, or, for "local", the device.
 
     Raises:
       InputError: unknown names, a missing compiler, or both a policy and a plan.

@@ -35,7 +35,10 @@ class PlanRegion:
     """One `jax.checkpoint` region, by the names of its first and last operation; `saved` are names of values.
 
     Attributes:
+      first, last: names of operations.
+      saved: names of the values that are kept for the backward pass; everything else is computed again.
       module: the module path that the region follows, empty if it does not follow one.
+      prevent_cse: as in `jax.checkpoint`.
       inner: regions inside; what they save is kept only while this region is run again.
       offloaded: those of the saved values that are kept in the host's memory.
     """
@@ -59,6 +62,7 @@ class PlanLoop:
     """Iterations of one loop that are treated alike. Names are those of the body.
 
     Attributes:
+      regions: in the body.
       operation: the loop; several parts of one loop follow each other in the order in which they run.
       iterations: how many; None for all that are left.
       chunk: so many iterations at a time form a region around those of the body; 0 for none.
@@ -80,13 +84,16 @@ class Plan:
       fingerprint: of the structure that the plan was made for; not of versions, shapes or constants.
       modules: the same by module, so that a mismatch can say what changed.
       shapes: hash of the argument shapes; with other shapes the plan applies but its figures do not count.
+      name: of the workload.
       target, budget_bytes: what it was made for.
+      status: "fits"; empty for a plan that was written by hand.
       predicted: figures said before any compile of this very plan.
       measured: figures of this plan on the target's compiler.
       baselines: hand-written configurations beside it: name -> figures.
       bound: least seconds under the same menus and cost model, and what that does not cover.
       notes: decisions that a reader should know, such as the user's own regions that were kept.
       findings: what a user should know about the program that was planned: code, message, module, location, bytes, flops.
+      versions: of rematplan, JAX, Flax and the compiler that it was made with.
       measurement: the full measurement, with its timeline; not part of the file.
       model: keys of `records.Model`: what the plan and hand-written configurations do with each value; not part of the file.
       rows: `baselines` with their timelines; not part of the file.

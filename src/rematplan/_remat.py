@@ -36,8 +36,10 @@ KEPT_TRACES = 64
 class OnMismatch(Enum):
     """What to do when a plan is not for the function it is given to."""
 
+    #: Raise `PlanMismatch`.
     RAISE = "raise"
-    PLAIN = "plain"  # run without the plan, with a warning
+    #: Run without the plan, with a warning.
+    PLAIN = "plain"
 
 
 class CapturedModuleWarning(UserWarning):
@@ -94,6 +96,7 @@ def remat(
     (batch statistics, random counts, sown values, new Variables, static attributes) reaches the caller's modules once.
 
     Args:
+      f: the function; without it, a decorator is returned.
       policy: what may be kept, as in `jax.checkpoint`. None keeps nothing.
       static_argnums, static_argnames: arguments to pass through untouched. Python numbers, strings, functions and None
         are static without being named.
@@ -101,8 +104,14 @@ def remat(
       plan: a `Plan`, its dict, or the path of its file; decides what is kept instead of a policy.
       on_mismatch: "raise" `PlanMismatch` when the plan is for another function, or run "plain" with a warning.
 
+    Returns:
+      A function of the same arguments with the same results, of the same shapes and dtypes. With a plan, another batch
+      size will do; the plan's figures then no longer count.
+
     Raises:
-      InputError: a plan together with a policy; a function that captures a module, with a plan.
+      InputError: a plan together with a policy, or a plan file that cannot be read; when called, a function that captures a
+        module, with a plan.
+      PlanMismatch: the file is no plan, or, when called, the plan is for another function.
     """
     if f is None:
         return functools.partial(

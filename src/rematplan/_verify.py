@@ -31,9 +31,12 @@ if TYPE_CHECKING:
 class Scale(Enum):
     """At what size numbers are computed."""
 
-    AUTO = "auto"  # full if that takes seconds, else with fewer examples
+    #: Full if that takes seconds, else with fewer examples.
+    AUTO = "auto"
+    #: As the workload says.
     FULL = "full"
-    NONE = "none"  # structure and saving only
+    #: Structure and saving only.
+    NONE = "none"
 
 
 def verify(
@@ -46,11 +49,19 @@ def verify(
 ) -> Verification:
     """Compares a planned function with the original.
 
+    The programs operation by operation, what runs again with what the plan says, and, on the CPU of this machine, outputs,
+    gradients and module state.
+
     Args:
+      work: what the plan was made for; another batch size will do.
       plan: a plan or the path of one.
       scale: "auto", "full", or "none" (None) for no numbers.
       seed: of random arguments, where the workload has only shapes.
       progress: called with a sentence whenever something long begins.
+
+    Returns:
+      What was found, with `passed`; a difference is no exception here (the command line exits with 5). Errors are relative
+      to the largest magnitude of each array and held against the tolerance of the program's dtype.
 
     Raises:
       InputError: the plan file cannot be read, or an unknown scale.

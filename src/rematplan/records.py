@@ -59,7 +59,11 @@ class Residual:
 class ResidualGroup:
     """Residuals that differ only in the index of a repeated layer, as one line.
 
-    `module` has `*` for the index, `bytes` is the sum over all `count` members.
+    Attributes:
+      count: members.
+      bytes: sum over all members.
+      shape, dtype, operation, location: of each member, as in `Residual`.
+      module: with `*` for the index.
     """
 
     count: int
@@ -216,7 +220,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration and what it costs. `note` says what is special about it, in a few words."""
+    """One configuration and what it costs.
+
+    Attributes:
+      name: of the configuration: "plain", "per-block", ...
+      measurement: its figures, each with its source.
+      note: what is special about it, in a few words.
+    """
 
     name: str
     measurement: Measurement
@@ -229,7 +239,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Refused:
-    """A configuration that could not be measured, and why."""
+    """A configuration that could not be measured.
+
+    Attributes:
+      name: of the configuration.
+      reason: one sentence.
+    """
 
     name: str
     reason: str
@@ -237,7 +252,15 @@ class Refused:
 
 @dataclass(frozen=True)
 class Comparison(Displayed):
-    """Every hand-written configuration of one workload on one target, in the order they are tried."""
+    """Every hand-written configuration of one workload on one target.
+
+    Attributes:
+      target: its name.
+      rows: in the order they are tried, `plain` first.
+      budget_bytes: what the rows are held against; None without a budget.
+      refused: what could not be measured.
+      findings: traps met.
+    """
 
     KIND = "compare"
 
@@ -270,7 +293,9 @@ class PlanRecord(Displayed):
       measured: keys of a measurement: the compiler's figures for the plan applied.
       baselines: rows: hand-written configurations to hold it against.
       bound: `seconds`, and what that rests on.
+      budget_bytes: device memory for the whole step.
       status: "fits"; a search that finds nothing that fits raises `InfeasibleBudget` instead.
+      notes: decisions that a reader should know, a sentence each.
       findings: keys of a `Finding`: about the program that was planned.
       model: keys of a `Model`: what the hand-written configurations and the plan (`plan`) do with each value; None for a
         plan that was read from a file.
@@ -296,7 +321,13 @@ class PlanRecord(Displayed):
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """The plan found for one budget."""
+    """The plan found for one budget.
+
+    Attributes:
+      budget_bytes: what the plan needs (`required_bytes`), and so the least budget that it is for.
+      measurement: its figures: compiled at the ends and some points between, probed elsewhere.
+      plan: the plan file's document, which `Plan.load` takes.
+    """
 
     budget_bytes: int
     measurement: Measurement
@@ -312,6 +343,9 @@ class Frontier(Displayed):
     """Plans from the smallest feasible budget to the fastest found: each point is faster than all that need less.
 
     Attributes:
+      target: its name.
+      points: by rising bytes.
+      baselines: hand-written configurations as they were probed.
       model: what each hand-written configuration, and each point (`point 0`, `point 1`, ...), does with each value.
     """
 
@@ -341,6 +375,7 @@ class Verification(Displayed):
       outputs_max_error, gradients_max_error: largest error relative to the largest magnitude of the array; None if the
         numbers were not computed.
       state_equal: module state written by the forward pass agrees.
+      passed: all of it.
       saved_as_planned: what is really saved and recomputed is what the plan says.
       tolerances: by dtype, what the errors were held against.
       size: "full", or what was reduced to compute the numbers here.
@@ -368,7 +403,11 @@ class Verification(Displayed):
 
 @dataclass(frozen=True)
 class TargetList(Displayed):
-    """The targets that can be named, and whether their compilers are here."""
+    """The targets that can be named, and whether their compilers are here.
+
+    Attributes:
+      targets: keys of a `TargetInfo`.
+    """
 
     KIND = "targets"
 

@@ -72,6 +72,14 @@ def test_notebook_display_is_escaped():
     assert "a < b" not in finding_like._repr_html_()
 
 
+def test_text_made_in_a_notebook_is_not_shown_by_making_it(monkeypatch):
+    shown = []
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setattr("rich.jupyter.display", lambda *args: shown.append(args))
+    assert str(INSPECTION)
+    assert not shown
+
+
 def test_html_report_is_one_page_with_the_command_and_its_versions():
     run = Run("measure", ("measure", "gpt"), {"jax": "0.10.2"}, "tpu-v5e", measurement().to_json())
     page = html_document(run)

@@ -14,15 +14,19 @@ from enum import Enum
 class OwnRegions(Enum):
     """What happens to the checkpoint regions that a model brings along (`nnx.remat`, `jax.checkpoint`)."""
 
-    KEEP = "keep"  # each stays one operation, recomputed as the user wrote it
-    REPLACE = "replace"  # opened: the operations inside are planned like all others
+    #: Each stays one operation, recomputed as the user wrote it.
+    KEEP = "keep"
+    #: Each is opened, and the operations inside are planned like all others.
+    REPLACE = "replace"
 
 
 class Offload(Enum):
     """Whether saved values may be kept in the host's memory."""
 
+    #: All stay on the device.
     NEVER = "never"
-    HOST = "host"  # in loops, where copies run beside the computation of other iterations
+    #: In loops, where copies run beside the computation of other iterations.
+    HOST = "host"
 
 
 @dataclass(frozen=True)

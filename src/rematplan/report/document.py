@@ -16,7 +16,7 @@ _COLUMNS = 120
 
 def text_document(run: Run) -> str:
     """The run as plain text."""
-    console = Console(file=io.StringIO(), width=_COLUMNS, color_system=None, record=True)
+    console = Console(file=io.StringIO(), width=_COLUMNS, color_system=None, record=True, force_jupyter=False)
     console.print(render_run(run))
     return "\n".join(line.rstrip() for line in console.export_text().splitlines()) + "\n"
 

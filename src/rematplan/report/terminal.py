@@ -33,7 +33,7 @@ def render(kind: str, record: Record) -> RenderableType:
 
 def render_text(kind: str, record: Record, *, columns: int | None = None) -> str:
     """The rendering as plain text, by default as wide as the terminal."""
-    console = Console(file=io.StringIO(), width=columns, color_system=None, record=True)
+    console = Console(file=io.StringIO(), width=columns, color_system=None, record=True, force_jupyter=False)
     console.print(render(kind, record))
     return console.export_text().rstrip("\n")
 

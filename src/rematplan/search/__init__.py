@@ -52,20 +52,27 @@ def plan(
     """The cheapest checkpointing found that fits the budget, as the target's compiler measures it.
 
     Args:
-      budget: device memory for the whole step, per device: bytes, "12GiB", "12GB", or "80%" of what the target's compiler
-        sees.
-      target: a name such as "tpu-v5e", "gpu-h100" or "cpu".
+      work: what is trained. Shapes suffice; no array is made.
+      budget: device memory for the whole step, per device: bytes, "12GiB" (binary), "12GB" (decimal), or "80%" of what the
+        target's compiler sees.
+      target: a name such as "tpu-v5e", "gpu-h100" or "cpu", as `rematplan targets` lists them, or a resolved one.
       finalists: how many candidates that fit are compiled whole at most, as long as another is expected to be faster;
-        with one, the first that fits is taken, which takes half the time and may miss a few percent.
+        with one, the first that fits is taken, which takes half the time and may miss a few percent. Default 3.
       own_regions: "keep" the checkpoint regions that the model brings along (`nnx.remat`, `jax.checkpoint`) as they are,
         or "replace" them: what is inside is planned like everything else.
       offload: "host" lets loops keep saved values in the host's memory, which is not part of the budget. What the copies
         take is predicted from the link's rate (`chips.toml`; for TPUs an assumption), as if nothing else used it.
       progress: called with a sentence whenever something long begins.
 
+    Returns:
+      A plan that the target's compiler accepted: `measured` and `measurement` are the full compile of this very plan with
+      the budget as the limit (`required_bytes` is at most the budget), `predicted` is what was said before that,
+      `baselines` are hand-written configurations as they were probed, `bound` is the least seconds by the same prices.
+
     Raises:
       InputError: unknown target, missing compiler, a budget that cannot be read or is more than the chip has.
       InfeasibleBudget: nothing found fits; carries the smallest budget that does and what it consists of.
+      CompilerError: the compiler refused the program for a reason other than memory.
     """
     chosen = resolve(target) if isinstance(target, str) else target
     limit = budget_bytes(budget, target=chosen)
@@ -87,8 +94,17 @@ def frontier(
     The ends and a few between them are compiled whole; the figures of the others are those of their probes, and say so.
 
     Args:
-      points: how many budgets are tried, in equal ratios; at least 2.
-      own_regions, offload: as in `plan`.
+      work, target: as in `plan`.
+      points: how many budgets are tried, in equal ratios; at least 2, default 12.
+      own_regions, offload, progress: as in `plan`.
+
+    Returns:
+      Points from the least `required_bytes` to the fastest, at most `points` of them, each with the plan of that budget.
+
+    Raises:
+      InputError: unknown target, or its compiler is missing.
+      InfeasibleBudget: nothing fits the chip; carries the smallest memory that would do.
+      CompilerError: the compiler refused the program for a reason other than memory.
     """
     chosen = resolve(target) if isinstance(target, str) else target
     search = _search(work, chosen, own_regions, offload, progress)

@@ -36,7 +36,9 @@ MAX_WORKERS = 2  # a TPU compiler takes a core and a few GB
 class Method(Enum):
     """How thoroughly to measure."""
 
-    PROBE = "probe"  # TPU: schedule and buffers without code, in a tenth of the time; elsewhere the same as COMPILE
+    #: TPU: schedule and buffers without code, in a tenth of the time; elsewhere the same as COMPILE.
+    PROBE = "probe"
+    #: The compiler's full result.
     COMPILE = "compile"
 
 

@@ -18,10 +18,14 @@ ARGUMENT_NAME = re.compile(r"leaves\[(\d+)\]$")  # how a lowered step names its 
 class Source(Enum):
     """Where a figure comes from."""
 
-    PREDICTED = "predicted"  # said before any compile of that very program
-    PROBED = "probed"  # the compiler's schedule and buffers, no code generated
-    COMPILED = "compiled"  # the compiler's full result
-    RUN = "run"  # measured on the device
+    #: Said before any compile of that very program.
+    PREDICTED = "predicted"
+    #: The compiler's schedule and buffers, no code generated.
+    PROBED = "probed"
+    #: The compiler's full result.
+    COMPILED = "compiled"
+    #: Measured on the device.
+    RUN = "run"
 
 
 class Role(Enum):
@@ -73,13 +77,16 @@ class Buffer:
     """One buffer that is live at the peak.
 
     Attributes:
+      bytes: as allocated, padded to the target's tiles.
       kind: argument, output, temporary or constant.
+      shape: as HLO prints it, e.g. f32[8192,1024].
+      module, operation, location: where it was computed, as in `Residual`; empty where the compiler does not say.
       role: what it is for, one of `Role`.
     """
 
     bytes: int
     kind: str
-    shape: str  # as HLO prints it, e.g. f32[8192,1024]
+    shape: str
     module: str = ""
     operation: str = ""
     location: str = ""
@@ -88,17 +95,22 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Live bytes along the scheduled program, thinned to at most `LIMIT` points with every local maximum kept.
+    """Live bytes along the scheduled program, thinned with every local maximum kept.
 
     Attributes:
+      position: instruction index in the schedule, increasing.
+      live_bytes: at each position, arguments and outputs included.
+      backward_starts: instruction index where the backward pass begins; None if unknown.
+      at_peak: the largest buffers that are live at the peak, largest first.
+      alive: everything that is live at the peak by module and role, largest first.
       argument_bytes: by argument of the step; from these `attributed` makes the groups of `alive` that are arguments.
     """
 
-    position: tuple[int, ...] = ()  # instruction index in the schedule
+    position: tuple[int, ...] = ()
     live_bytes: tuple[int, ...] = ()
-    backward_starts: int | None = None  # instruction index of the first backward operation, None if unknown
-    at_peak: tuple[Buffer, ...] = ()  # largest first
-    alive: tuple[Alive, ...] = ()  # everything at the peak, largest first
+    backward_starts: int | None = None
+    at_peak: tuple[Buffer, ...] = ()
+    alive: tuple[Alive, ...] = ()
     argument_bytes: tuple[int, ...] = field(default=(), repr=False)
 
 
@@ -126,12 +138,22 @@ class Measurement(Displayed):
     """Memory and time of one program on one target, per device.
 
     Attributes:
+      source: how the figures were found, as a whole; `sources` says it for each.
       peak_bytes: live bytes at the peak, arguments and outputs included.
       required_bytes: what must be free for the program to run: the least limit under which it compiles (TPU: the
         probe's need + code), or arguments + outputs + temporaries - aliased (CPU, GPU).
+      argument_bytes, output_bytes, temporary_bytes, alias_bytes, code_bytes: what the compiler allots to arguments, to
+        results, to everything between, to results that take the place of donated arguments, and to the program itself.
+      flops: floating-point operations, loops multiplied by trip counts; counted in the scheduled program.
+      bytes_accessed: read and written by the scheduled instructions; None where it was not counted.
       cycles: estimated by the compiler, loops multiplied by trip counts; None where it gives none.
       seconds: from cycles where there are any, else a roofline on the scheduled program; `sources["seconds"]` says
         which: "cycles", "roofline" or "run".
+      limit_bytes: the limit that it was compiled under; None without one.
+      compile_seconds: what measuring took; with `cached`, what it took when it was done.
+      cached: whether it was found in the cache (`~/.cache/rematplan`).
+      timeline: live bytes along the schedule.
+      warnings: what a reader of the figures should know, a sentence each.
       host_bytes: copied to the host's memory and back, per step, each way; `seconds` is at least what that takes.
       sources: figure name -> "probed", "compiled", "run", or for seconds as above.
       fits_limit: whether it compiled under the limit that was asked for; None if no limit was asked for.

@@ -29,10 +29,14 @@ _GPU_PACKAGES = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
 class Kind(Enum):
     """How a target's programs are compiled."""
 
+    #: By libtpu.
     TPU = "tpu"
+    #: By XLA's compiler for NVIDIA GPUs.
     GPU = "gpu"
+    #: By XLA's compiler for CPUs.
     CPU = "cpu"
-    LOCAL = "local"  # the device in this machine, compiled and run
+    #: For the device in this machine, and run there.
+    LOCAL = "local"
 
 
 @dataclass(frozen=True)
@@ -67,19 +71,30 @@ class Target:
 
 @dataclass(frozen=True)
 class TargetInfo:
-    """One line of the list of targets."""
+    """One line of the list of targets.
+
+    Attributes:
+      memory_bytes: of one device, as sold; None if unknown.
+      compiler_memory_bytes: what the compiler or the driver lets a program have; None if unknown.
+      installed: whether the compiler is here.
+      install: what to run if the compiler is missing; empty otherwise.
+      source: the data sheet.
+    """
 
     name: str
     title: str
     memory_bytes: int | None
     compiler_memory_bytes: int | None
     installed: bool
-    install: str  # what to run if the compiler is missing; empty otherwise
+    install: str
     source: str
 
 
 def resolve(name: str) -> Target:
     """The target of that name.
+
+    Args:
+      name: a chip ("tpu-v5e"), a chip with a topology ("tpu-v5e:4x4", "gpu-h100:8"), "cpu" or "local".
 
     Raises:
       InputError: unknown chip (with the nearest names), a topology that is none, or its compiler is not installed.

@@ -65,7 +65,7 @@ class ScheduleGraph:
 
     @cached_property
     def maker(self) -> tuple[int, ...]:
-        """By value: the node that makes it."""
+        """The node that makes each value."""
         found = [0] * len(self.sizes)
         for node, made in enumerate(self.makes):
             for value in made:
@@ -74,7 +74,7 @@ class ScheduleGraph:
 
     @cached_property
     def readers(self) -> tuple[tuple[int, ...], ...]:
-        """By value: the nodes that read it, increasing."""
+        """The nodes that read each value, increasing."""
         found: list[list[int]] = [[] for _ in self.sizes]
         for node, read in enumerate(self.reads):
             for value in read:

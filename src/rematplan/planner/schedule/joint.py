@@ -22,6 +22,7 @@ def from_program(graph: Graph, *, cost: Callable[[Operation], float] | None = No
     """The scheduling problem of a program.
 
     Args:
+      graph: a traced program.
       cost: of computing an operation once, in any unit; by default its floating-point operations. For seconds, pass
         `price.operation_seconds` with a chip's rates.
     """

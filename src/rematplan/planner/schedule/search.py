@@ -50,8 +50,10 @@ COST_ROUNDING = 1e-9
 class Status(Enum):
     """How sure the answer is."""
 
-    OPTIMAL = "optimal"  # cost equals the lower bound
-    FEASIBLE = "feasible"  # the time ran out before the proof
+    #: The cost equals the lower bound.
+    OPTIMAL = "optimal"
+    #: The time ran out before the proof.
+    FEASIBLE = "feasible"
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,8 @@ def solve(
     The result is the same on every run with the same seed whose searches end before they meet the time limit.
 
     Args:
-      graph: or parsed JSON, as `graph.parse` takes it.
+      graph: or parsed JSON, as `parse` takes it.
+      budget_bytes: the most that may be live at any step.
       time_limit_seconds: the search ends about then with the best it has.
       seed: of what is drawn at random on large graphs.
 
