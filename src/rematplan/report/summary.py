@@ -12,9 +12,18 @@ _SAME = 0.005  # differences below half a percent are "as fast as"
 
 
 def what_was_won(
-    plan: Mapping[str, Any], baselines: Sequence[Mapping[str, Any]], *, budget_bytes: int, name: str = "The plan"
+    plan: Mapping[str, Any],
+    baselines: Sequence[Mapping[str, Any]],
+    *,
+    budget_bytes: int,
+    name: str = "The plan",
+    was_asked: bool = True,
 ) -> str:
-    """One sentence: the plan beside `plain`, and beside the fastest hand-written configuration that fits the budget."""
+    """One sentence: the plan beside `plain`, and beside the fastest hand-written configuration that fits the budget.
+
+    Args:
+      was_asked: whether somebody asked for that budget; else it is what the plan needs.
+    """
     clauses: list[str] = []
     by_name = {row["name"]: row for row in baselines}
     if "plain" in by_name:
@@ -25,7 +34,7 @@ def what_was_won(
         best = min(timed, key=lambda row: row["seconds"])
         clauses.append(_beside(plan, best, called=f"the fastest hand-written checkpointing that fits ({best['name']})"))
     elif baselines and not fitting:
-        clauses.append("no hand-written checkpointing fits this budget")
+        clauses.append(f"no hand-written checkpointing {'fits this budget' if was_asked else 'needs as little'}")
     if not clauses:
         return f"{name} needs {format_bytes(plan['required_bytes'])} of {format_bytes(budget_bytes)}."
     return f"{name} needs {format_bytes(plan['required_bytes'])}: {'; '.join(clauses)}."

@@ -51,8 +51,9 @@ def _sentence(found: Choices, shown: Choice) -> str:
     if shown.kind is ChoiceKind.PLAN:
         limit = found.budget_bytes or shown.figures["required_bytes"]
         rows = [{**c.figures, "name": c.name} for c in found.items if c.kind is not ChoiceKind.PLAN]
-        name = "The plan" if found.budget_bytes is not None else "The smallest plan"
-        return what_was_won(shown.figures, rows, budget_bytes=limit, name=name)
+        was_asked = found.budget_bytes is not None
+        name = "The plan" if was_asked else "The smallest plan"
+        return what_was_won(shown.figures, rows, budget_bytes=limit, name=name, was_asked=was_asked)
     needs = format_bytes(shown.figures["required_bytes"])
     if found.budget_bytes is not None and not fits(shown.figures, found.budget_bytes):
         return f"Nothing fits {format_bytes(found.budget_bytes)}: {shown.name} needs {needs}."
