@@ -7,12 +7,15 @@ from rematplan.target.target import Target
 from rematplan.units import format_bytes, parse_bytes
 
 
-def budget_bytes(budget: str | int, *, target: Target) -> int:
+def budget_bytes(budget: str | int, *, target: Target, reserve: str | int = 0) -> int:
     """The budget in bytes; a percentage is of the memory that the target's compiler sees.
 
+    Args:
+      reserve: taken off: room for what else lives in the device's memory.
+
     Raises:
-      InputError: it cannot be read, is not positive, is a percentage where the target has no memory figure, or is more
-        than the chip has.
+      InputError: it cannot be read, is not positive, is a percentage where the target has no memory figure, is more than
+        the chip has, or nothing of it is left beside the reserve.
     """
     count = parse_bytes(budget, of=target.memory_bytes)
     if target.memory_bytes is not None and count > target.memory_bytes:
@@ -20,4 +23,9 @@ def budget_bytes(budget: str | int, *, target: Target) -> int:
             f"the budget of {format_bytes(count)} is more than {target.name} has: its compiler sees "
             f"{format_bytes(target.memory_bytes)}; lower the budget (100% is all there is) or choose a larger chip."
         )
-    return count
+    kept = parse_bytes(reserve, of=target.memory_bytes) if reserve not in (0, "0") else 0
+    if kept >= count:
+        raise InputError(
+            f"the reserve of {format_bytes(kept)} leaves nothing of the budget of {format_bytes(count)}; lower the reserve."
+        )
+    return count - kept

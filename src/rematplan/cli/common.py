@@ -65,6 +65,7 @@ def execute(
     *,
     target: str = "",
     budget: str | None = None,
+    reserve: str | None = None,
     writes: Path | None = None,
     contents: Callable[[Displayed], str] | None = None,
 ) -> Displayed:
@@ -72,11 +73,11 @@ def execute(
 
     Args:
       action: does the work; gets a function to say what it is doing.
-      target, budget: checked before the work.
+      target, budget, reserve: checked before the work.
       writes, contents: a file that the verb writes beside the run record, and its text.
     """
     if target:
-        check_target(target, budget=budget)
+        check_target(target, budget=budget, reserve=reserve)
     destinations = [path for path in (options.run, writes) if path is not None]
     for path in destinations:
         check_destination(path, force=options.force)
@@ -103,7 +104,7 @@ def execute(
     return record
 
 
-def check_target(target: str, *, budget: str | None = None) -> None:
+def check_target(target: str, *, budget: str | None = None, reserve: str | None = None) -> None:
     """Refuses unknown targets, missing compilers and impossible budgets before any model is built."""
     from rematplan.budgets import budget_bytes
     from rematplan.target.target import resolve
@@ -111,7 +112,7 @@ def check_target(target: str, *, budget: str | None = None) -> None:
     settle_platform(target)
     resolved = resolve(target)
     if budget is not None:
-        budget_bytes(budget, target=resolved)
+        budget_bytes(budget, target=resolved, reserve=reserve or 0)
 
 
 def settle_platform(target: str) -> None:

@@ -29,6 +29,9 @@ def plan(
     *sizes: Sizes,
     budget: Annotated[str, Parameter(help="Device memory for the whole step: 12GiB, 600MiB, 12GB, 80%.")],
     target: TargetName,
+    reserve: Annotated[
+        str | None, Parameter(help="Part of the budget to keep free for what else lives there: 1GiB, 5%.")
+    ] = None,
     own_regions: OwnRegionsChoice = "keep",
     offload: OffloadChoice = "never",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="Write the plan to this file.")] = None,
@@ -44,6 +47,7 @@ def plan(
             load_workload(workload, sizes),
             budget=budget,
             target=target,
+            reserve=reserve or 0,
             own_regions=own_regions,
             offload=offload,
             progress=progress,
@@ -53,4 +57,4 @@ def plan(
     def contents(record: Displayed) -> str:
         return json.dumps(record.to_json()["plan"], indent=1) + "\n"
 
-    execute("plan", options, action, target=target, budget=budget, writes=output, contents=contents)
+    execute("plan", options, action, target=target, budget=budget, reserve=reserve, writes=output, contents=contents)

@@ -44,6 +44,7 @@ def plan(
     *,
     budget: str | int,
     target: str | Target,
+    reserve: str | int = 0,
     finalists: int = FINALISTS,
     own_regions: OwnRegions | str = OwnRegions.KEEP,
     offload: Offload | str = Offload.NEVER,
@@ -56,6 +57,8 @@ def plan(
       budget: device memory for the whole step, per device: bytes, "12GiB" (binary), "12GB" (decimal), or "80%" of what the
         target's compiler sees.
       target: a name such as "tpu-v5e", "gpu-h100" or "cpu", as `rematplan targets` lists them, or a resolved one.
+      reserve: part of the budget that is kept free for what else lives in the device's memory, written like a budget; the
+        plan's own budget is what is left.
       finalists: how many candidates that fit are compiled whole at most, as long as another is expected to be faster;
         with one, the first that fits is taken, which takes half the time and may miss a few percent. Default 3.
       own_regions: "keep" the checkpoint regions that the model brings along (`nnx.remat`, `jax.checkpoint`) as they are,
@@ -75,7 +78,7 @@ def plan(
       CompilerError: the compiler refused the program for a reason other than memory.
     """
     chosen = resolve(target) if isinstance(target, str) else target
-    limit = budget_bytes(budget, target=chosen)
+    limit = budget_bytes(budget, target=chosen, reserve=reserve)
     search = _search(work, chosen, own_regions, offload, progress)
     return _as_plan(search, search.plan(limit, finalists=finalists), with_model=True)
 

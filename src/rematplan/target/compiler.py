@@ -19,13 +19,14 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from rematplan.errors import CompilerError, InputError
 from rematplan.target.cache import FORMAT, Cache
 from rematplan.target.cycles import CycleTable
+from rematplan.target.locations import without_callers
 from rematplan.target.measurement import Measurement, decode
 from rematplan.target.target import Kind, Target, compiler_versions
 from rematplan.target.workers import POOL, USER_FLAGS
@@ -91,8 +92,8 @@ class Program:
     runnable: Runnable | None = field(default=None, repr=False, compare=False)
 
     def key(self) -> str:
-        """Hash of the text."""
-        return hashlib.sha256(self.stablehlo.encode()).hexdigest()
+        """Hash of the text, from wherever it was lowered."""
+        return hashlib.sha256(without_callers(self.stablehlo).encode()).hexdigest()
 
 
 def lower(
@@ -175,6 +176,14 @@ def measure_many(
 def _measure(program: Program, options: Options, target: Target, cache: Cache) -> Measurement:
     if target.kind is Kind.LOCAL:
         return _measure_here(program, options, target)
+    measured = _measure_there(program, options, target, cache)
+    if target.device_count > program.num_devices:
+        said = f"{target.name} has {target.device_count} devices, and the program is of one: figures are as if each ran it all"
+        measured = replace(measured, warnings=(*measured.warnings, said))
+    return measured
+
+
+def _measure_there(program: Program, options: Options, target: Target, cache: Cache) -> Measurement:
     key = _key(program, options, target)
     known = cache.get(key)
     if known is not None:

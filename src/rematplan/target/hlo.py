@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from rematplan.target.locations import is_library
+
 _BITS = {
     "pred": 8, "token": 0, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "s32": 32,
     "u32": 32, "s64": 64, "u64": 64, "f16": 16, "bf16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128,
@@ -43,9 +45,6 @@ _TUPLE_COMMENT = re.compile(r"/\*.*?\*/")
 _TABLE_ROW = re.compile(r"(\d+) (.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-# frames inside these packages are never the user's own line
-# our own frames stand between the user's and JAX's, except in the built-in models
-_LIBRARY_FRAMES = re.compile(r"/(?:jax|jaxlib|flax)/|/rematplan/(?:program/)?\w+\.py$")
 _MOVES = frozenset(
     {"parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple"}
 )
@@ -159,7 +158,7 @@ class Module:
         innermost = ""
         for file, line, function in self.frames(frame):
             text = f"{file.rsplit('/', 1)[-1]}:{line} ({function})"
-            if not _LIBRARY_FRAMES.search(file):
+            if not is_library(file):
                 return text
             innermost = innermost or text
         return innermost

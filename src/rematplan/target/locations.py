@@ -1,0 +1,94 @@
+"""Source locations in StableHLO text: which frames are the user's own, and a text that does not depend on the caller.
+
+Comes in: the text of a lowered program with its locations. Goes out: a text that is equal for equal programs whose
+operations stand on the same lines of the model, from wherever the lowering was called. Of each stack only the frames
+down to the first of the user's own are kept, which are those that reports show.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+_PACKAGE = f"{Path(__file__).resolve().parent.parent}/"
+_BUILT_IN = f"{_PACKAGE}workloads/"  # models like a user's
+_SCOPES = f"{_PACKAGE}program/modules.py"  # stands between a module and the module that calls it
+_LIBRARIES = re.compile(r"/(?:jax|jaxlib|flax)/")
+
+_ALIAS = re.compile(r"^#loc(\d*) = loc\((.*)\)\n?", re.MULTILINE)
+_USE = re.compile(r"loc\(#loc(\d*)\)")
+_FILE = re.compile(r'"((?:[^"\\]|\\.)*)":\d+')
+_NAMED = re.compile(r'("(?:[^"\\]|\\.)*")\(#loc(\d*)\)')
+_CALL = re.compile(r"callsite\(#loc(\d*) at #loc(\d*)\)")
+
+
+def is_library(file: str) -> bool:
+    """Whether a source file is of JAX, Flax or this package, built-in models left out."""
+    return bool(_LIBRARIES.search(file)) or is_ours(file)
+
+
+def is_ours(file: str) -> bool:
+    """Whether a source file is of this package, built-in models left out."""
+    return file.startswith(_PACKAGE) and not file.startswith(_BUILT_IN)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A location without what lies outside of it.
+
+    Attributes:
+      closed: nothing further out counts.
+      file: it is a line of a file, around which the name of its function stands.
+      ours: of a file of this package, so that the name says nothing either.
+    """
+
+    text: str
+    closed: bool
+    file: bool = False
+    ours: bool = False
+
+
+def without_callers(stablehlo: str) -> str:
+    """The text with every location as a short hash of its inner frames, and without the table of locations."""
+    written = dict(_ALIAS.findall(stablehlo))
+    places: dict[str, _Place] = {}
+
+    def place(alias: str) -> _Place:
+        if alias not in places:
+            places[alias] = _read(written.get(alias, ""), place)
+        return places[alias]
+
+    hashes: dict[str, str] = {}
+
+    def short(match: re.Match[str]) -> str:
+        alias = match[1]
+        if alias not in hashes:
+            hashes[alias] = hashlib.blake2b(place(alias).text.encode(), digest_size=8).hexdigest()
+        return f"loc({hashes[alias]})"
+
+    return _USE.sub(short, _ALIAS.sub("", stablehlo))
+
+
+def _read(text: str, place: Callable[[str], _Place]) -> _Place:
+    call = _CALL.fullmatch(text)
+    if call:
+        inner = place(call[1])
+        if inner.closed:
+            return inner
+        outer = place(call[2])
+        return _Place(f"{inner.text} {outer.text}".strip(), outer.closed)
+    named = _NAMED.fullmatch(text)
+    if named:
+        inner = place(named[2])
+        if "/" not in named[1] and not inner.file:
+            # no operation, but a constant or a function that lowering makes: its line is that of who asked for it
+            return _Place(named[1], closed=True)
+        return _Place("", inner.closed) if inner.ours else _Place(f"{named[1]} {inner.text}".strip(), inner.closed)
+    file = _FILE.match(text)
+    if file and is_ours(file[1]):
+        # outside of ours stands whoever called us
+        return _Place("", closed=file[1] != _SCOPES, file=True, ours=True)
+    return _Place(text, closed=bool(file) and not is_library(file[1]), file=bool(file))
