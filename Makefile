@@ -26,7 +26,7 @@ demo: $(VENV)/.demo
 
 # Built anew each time: what a page prints depends on all of the source.
 docs: $(VENV)/.docs
-	$(BIN)/sphinx-build -W --keep-going -E -a -b html docs site
+	$(BIN)/sphinx-build -W --keep-going -j 2 -E -a -b html docs site
 	REMATPLAN_SITE=site $(BIN)/pytest -m "" tests/docs/test_build.py
 	@echo "The documentation is in site/index.html"
 

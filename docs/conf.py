@@ -27,9 +27,10 @@ sys.path.insert(0, str(ROOT / "src"))
 
 # ----------------------------------------------------------------------------------- where cells run: inherited by kernels
 
-_ipython = Path(tempfile.mkdtemp(prefix="rematplan-docs-"))  # no profile or history of the one who builds
-atexit.register(shutil.rmtree, _ipython, ignore_errors=True)
-_startup = _ipython / "profile_default" / "startup"
+# Also where kernels look for a profile: not that of the one who builds.
+_scratch = Path(tempfile.mkdtemp(prefix="rematplan-docs-"))
+atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
+_startup = _scratch / "profile_default" / "startup"
 _startup.mkdir(parents=True)
 (_startup / "shell.py").write_text('''
 import os
@@ -57,13 +58,13 @@ def bash(line, cell):
 del os, name, register_cell_magic, bash
 ''')
 os.environ.update(
-    IPYTHONDIR=str(_ipython),
+    IPYTHONDIR=str(_scratch),
     JAX_PLATFORMS="cpu",  # the compilers for chips are here, chips are not: JAX need not look for them
     JUPYTER_PREFER_ENV_PATH="1",  # the kernel of this environment, not one of the user's
     PYDEVD_DISABLE_FILE_VALIDATION="1",  # ipykernel's debugger has nothing to say here
     PYTHONPATH=os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))),
     PATH=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])),  # `rematplan` in shell cells
-    COLUMNS="120",  # what the command line writes into a pipe
+    COLUMNS="104",  # what fits on a page; the command line writes 120 into a pipe
     NO_COLOR="1",
     # The folder of a notebook's cells has the number of its process: without it, what was compiled once is found again.
     JAX_HLO_SOURCE_FILE_CANONICALIZATION_REGEX=".*/",
@@ -171,7 +172,13 @@ def math_block(translator: Any, node: nodes.math_block) -> None:
     raise nodes.SkipNode
 
 
+def executed_aside(app: Sphinx) -> None:
+    """myst-nb (1.4.0) writes notebooks beside the output folder, which is the repository, and has no setting for that."""
+    app.env.mystnb_config = app.env.mystnb_config.copy(output_folder=str(_scratch / "executed"))
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("builder-inited", executed_aside, priority=900)  # after myst-nb
     app.connect("source-read", captioned)
     app.add_html_math_renderer("mathml", (math, None), (math_block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
