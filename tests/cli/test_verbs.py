@@ -85,3 +85,19 @@ def test_a_run_record_can_be_shown_and_reported(cli, tmp_path):
     assert cli("report", str(run), "-o", str(page)).code == 0
     assert "live at the peak" in page.read_text()
     assert cli("report", str(run), "-o", str(page)).code == 2
+
+
+def test_what_is_kept_under_a_plan_can_be_inspected(cli, tmp_path):
+    plan = tmp_path / "plan.json"
+    words = ("mlp", "blocks=4", "batch=8192", "features=128")
+    whole = json.loads(cli("inspect", *words, "--json").out)["total_bytes"]
+    assert cli("plan", *words, "--budget", "24MiB", "--target", "cpu", "-o", str(plan)).code == 0
+    planned = json.loads(cli("inspect", *words, "--plan", str(plan), "--json").out)
+    assert planned["configuration"].startswith("plan")
+    assert planned["total_bytes"] < whole
+    assert cli("inspect", *words, "--plan", str(plan), "--policy", "plain").code == 2
+
+
+def test_progress_is_for_terminals_only(cli, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert cli("inspect", "mlp", "blocks=1", "features=16", "batch=8", "--json").err == ""

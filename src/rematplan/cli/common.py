@@ -133,10 +133,10 @@ def _say(message: str) -> None:
 @contextlib.contextmanager
 def _progress() -> Generator[Progress]:
     """What is being done and for how long, on standard error if that is a terminal; silence otherwise."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not sys.stderr.isatty():  # rich would take FORCE_COLOR for a terminal, and fill files with cursor movements
         yield _silent
         return
+    console = Console(stderr=True)
     from rich import progress as bars  # slow to load, and help does not need it
 
     text = bars.TextColumn("{task.description}", markup=False)  # a plan's name may hold brackets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -20,13 +21,20 @@ PolicyName = Annotated[
 ]
 
 
-def inspect(workload: WorkloadName, /, *sizes: Sizes, policy: PolicyName = None, options: Options = DEFAULTS) -> None:
+def inspect(
+    workload: WorkloadName,
+    /,
+    *sizes: Sizes,
+    policy: PolicyName = None,
+    plan: Annotated[Path | None, Parameter(help="Inspect with this plan applied.")] = None,
+    options: Options = DEFAULTS,
+) -> None:
     """Show what the backward pass saves: bytes by module and value, with findings."""
 
     def action(progress: Progress) -> Displayed:
         import rematplan
 
         progress(f"tracing {workload}")
-        return rematplan.inspect(load_workload(workload, sizes), policy=policy)
+        return rematplan.inspect(load_workload(workload, sizes), policy=policy, plan=plan)
 
     execute("inspect", options, action)

@@ -230,8 +230,8 @@ class Search:
         listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items() if size)
         message = (
             f"the budget of {format_bytes(limit or 0)} cannot be met on {self.target.name}: the smallest plan found "
-            f"({candidate.name}) needs {format_bytes_up(smallest)} ({listed}). Raise the budget to that, cut the batch, "
-            "or shard."
+            f"({candidate.name}) needs {format_bytes_up(smallest)} ({format_bytes(smallest)}: {listed}). Raise the budget to "
+            "that, cut the batch, or shard."
         )
         hopeless = findings.of_budget(
             argument_bytes=m.argument_bytes, output_bytes=m.output_bytes - m.alias_bytes, budget_bytes=limit or 0
