@@ -26,12 +26,14 @@ from rematplan import workloads
 from rematplan.report.document import html_document
 from rematplan.report.run import Run, to_text, versions
 
+MOST_SECONDS = 60
 SHARE = 0.6  # of what no checkpointing needs
 READY = "return document.documentElement.dataset.ready === 'true'"
 CHOOSE = """
 const done = arguments[arguments.length - 1], times = [];
 (async () => {
   for (const radio of document.getElementsByName('shown')) {
+    if (radio.checked) continue;
     const begun = performance.now();
     radio.click();
     await new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)));
@@ -43,6 +45,7 @@ const done = arguments[arguments.length - 1], times = [];
 
 
 def recorded(blocks: int, target: str, *, frontier: bool) -> Run:
+    """The run of a plan, or of a whole frontier."""
     work = workloads.gpt(blocks=blocks)
     if frontier:
         return Run(
@@ -78,6 +81,8 @@ def looked_at(opened: Any, file: Path) -> tuple[float, list[float]]:
     begun = time.monotonic()
     opened.get(file.as_uri())
     while not opened.execute_script(READY):
+        if time.monotonic() - begun > MOST_SECONDS:
+            raise TimeoutError(f"{file} was not drawn within {MOST_SECONDS} s")
         time.sleep(0.01)
     drawn = time.monotonic() - begun
     opened.set_script_timeout(60)

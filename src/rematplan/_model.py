@@ -46,9 +46,21 @@ def _groups(graph: Graph, instances: set[_Instance]) -> list[list[_Instance]]:
     for place, value in sorted(instances):
         inside, operation = operation_at(graph, place, value)
         found = inside.values[value]
-        key = place, without_indices(found.name), found.shape, found.dtype, operation.primitive, operation.location
+        name = without_indices(found.name)
+        key = _loops(graph, place), name, found.shape, found.dtype, operation.primitive, operation.location
         groups[key].append((place, value))
     return list(groups.values())
+
+
+def _loops(graph: Graph, place: Place) -> tuple[str, ...]:
+    """Names of the loops around a program, without positions in lists."""
+    names: list[str] = []
+    for index in place:
+        operation = graph.operations[index]
+        assert operation.subprogram is not None
+        names.append(without_indices(operation.name))
+        graph = operation.subprogram.graph
+    return tuple(names)
 
 
 def _value(graph: Graph, members: Sequence[_Instance]) -> ModelValue:
@@ -64,7 +76,7 @@ def _value(graph: Graph, members: Sequence[_Instance]) -> ModelValue:
         dtype=found.dtype,
         bytes=found.bytes,
         flops=operation.flops,
-        count=len(members) * _trips(graph, place),
+        count=sum(_trips(graph, place) for place, _ in members),
         location=operation.location,
     )
 
@@ -80,21 +92,21 @@ def _trips(graph: Graph, place: Place) -> int:
 
 def _decided(graph: Graph, fates: Mapping[_Instance, tuple[Fate, ...]], members: Sequence[_Instance]) -> Decided:
     counts = dict.fromkeys(Decision, 0)
-    labels: dict[Decision, list[tuple[int, str]]] = {decision: [] for decision in Decision}
+    layers: dict[tuple[Decision, tuple[range, ...]], list[tuple[int, str]]] = defaultdict(list)
     for position, (place, value) in enumerate(members):
         inside, _ = operation_at(graph, place, value)
         label = "/".join(_INDEX.findall(inside.values[value].name))
         for fate in fates.get((place, value), ()):
             counts[fate.decision] += fate.count
-            if fate.iterations:
-                span = fate.iterations[-1]
-                labels[fate.decision] += [(i, str(i)) for i in span]
-            else:
-                labels[fate.decision].append((position, label))
-    mixed = sum(map(bool, counts.values())) > 1 or 0 < sum(counts.values()) < len(members) * _trips(
-        graph, members[0][0]
-    )
-    where = "; ".join(f"{d.value}: {_ranges(labels[d])}" for d in Decision if mixed and counts[d])
+            layers[fate.decision, fate.iterations].append((position, label))
+    every = sum(_trips(graph, place) for place, _ in members)
+    mixed = sum(map(bool, counts.values())) > 1 or 0 < sum(counts.values()) < every
+    parts: dict[Decision, list[str]] = defaultdict(list)
+    for (decision, iterations), found in layers.items():
+        which = [_ranges(found)] if len(members) > 1 else []
+        which += [f"{span.start}-{span.stop - 1}" if len(span) > 1 else str(span.start) for span in iterations]
+        parts[decision].append(" of ".join(reversed(which)))
+    where = "; ".join(f"{d.value}: {', '.join(parts[d])}" for d in Decision if mixed and counts[d])
     return Decided(counts[Decision.SAVED], counts[Decision.OFFLOADED], counts[Decision.RECOMPUTED], where)
 
 

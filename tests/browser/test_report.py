@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from functools import cache
 from pathlib import Path
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.slow
 # Where screenshots go, for a person to look at; by default the test's own folder.
 SCREENSHOTS = os.environ.get("REMATPLAN_SCREENSHOTS")
 READY = "return document.documentElement.dataset.ready === 'true'"
-# Drawn shapes of the chart's second line layer, as a string that changes with them.
+# Everything that is drawn in the timeline, as a string that changes with it.
 LINES = "return [...document.querySelectorAll('#timeline path')].map((p) => p.getAttribute('d')).join(' ')"
 
 
@@ -56,10 +55,8 @@ def cells(browser, table: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["plan", "comparison", "frontier"])
 def test_the_page_opens_without_a_network_and_without_complaints(browser, tmp_path, kind):
-    begun = time.monotonic()
     opened(browser, tmp_path, page_of(kind), kind)
     photograph(browser, tmp_path, kind)
-    assert time.monotonic() - begun < 20  # the figure itself stands in benchmarks/report.py
     assert complaints(browser) == []
     charts = {
         e.get_attribute("id")
@@ -155,6 +152,7 @@ def test_a_module_that_is_called_like_a_script_stays_text(browser, tmp_path):
     text = browser.find_element(By.TAG_NAME, "body").get_attribute("textContent")
     assert runs.HOSTILE in text
     assert len(browser.find_elements(By.TAG_NAME, "script")) == 3
+    assert not browser.find_elements(By.TAG_NAME, "img")
     with pytest.raises(Exception, match="no such alert"):
         browser.switch_to.alert.accept()
     assert complaints(browser) == []
@@ -168,7 +166,7 @@ def test_a_deep_models_page_stays_responsive(browser, tmp_path):
       const done = arguments[arguments.length - 1], radios = [...document.getElementsByName('shown')];
       const times = [];
       (async () => {
-        for (const radio of radios.slice(0, 6)) {
+        for (const radio of radios.slice(1, 7)) {
           const begun = performance.now();
           radio.click();
           await new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)));

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import rematplan as rp
 from rematplan import _inspect
 from rematplan._model import describe_model
 from rematplan.planner.baselines import baselines
@@ -39,10 +42,11 @@ def test_what_jax_keeps_is_said_to_be_saved(work, name):
     configuration = {b.name: b.configuration for b in baselines(traced.graph)}[name]
     (said, bytes_said), (done, bytes_done) = (kept(traced, configuration) for kept in (kept_by_decisions, kept_by_jax))
     assert done <= said
+    if work.name == "gpt":
+        assert done or name == "whole"
     # The rest has no name in JAX's program: a rule keeps twice the value, or where it is positive, in the value's place,
     # and at times beside it.
-    if work.name == "gpt":
-        assert 0.8 * bytes_done < bytes_said < 1.01 * bytes_done
+    assert 0.8 * bytes_done < bytes_said < 1.01 * bytes_done
 
 
 def test_a_value_that_another_region_reads_is_kept_whatever_its_own_region_says():
@@ -127,3 +131,27 @@ def test_the_model_of_a_scan_counts_iterations():
     assert counts == {8}
     split = [d for d in model.decisions["plan"] if d.where]
     assert any(d.where == "saved: 6-7; recomputed: 0-5" for d in split)
+
+
+def test_which_layers_in_which_iterations_are_treated_otherwise():
+    def loss(w, x):
+        def body(h, row):
+            for scope in ("~blocks/0~", "~blocks/1~"):
+                with jax.named_scope(scope):
+                    h = jnp.exp(h @ row)
+            return h, None
+
+        return jax.lax.scan(body, x, w)[0].sum()
+
+    traced = traced_loss(rp.Workload(loss, jnp.ones((8, 4, 4)), jnp.ones((2, 4))))
+    loop = next(op for op in traced.graph.operations if op.subprogram)
+    body = loop.subprogram.graph
+    first = next(op.outputs[0] for op in body.operations if op.primitive == "exp")
+    region = Configuration((Region(0, len(body.operations), saved=frozenset({first})),))
+    parts = LoopPlan((LoopPart(region, iterations=6), LoopPart(PLAIN)))
+    model = describe_model(traced, {"plan": Configuration(loops=((loop.index, parts),))})
+    value = next(n for n, v in enumerate(model.values) if v.operation == "exp")
+    assert model.values[value].count == 16
+    decided = model.decisions["plan"][value]
+    assert (decided.saved, decided.recomputed) == (6 + 2 + 2, 6)
+    assert decided.where == "saved: 0-5 of 0, 6-7 of 0-1; recomputed: 0-5 of 1"

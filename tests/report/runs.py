@@ -19,6 +19,7 @@ from tests.report.measurements import MIB, measurement
 
 SIZES = {"features": 32, "heads": 2, "length": 16, "batch": 2, "vocabulary": 64}
 HOSTILE = "<script>alert(1)</script>"
+QUOTED = "\"'><img src=x onerror=alert(1)>"
 DEEPEST_GPT = 8
 POINTS = 600  # of a timeline, as many as are kept of a large program's
 
@@ -69,11 +70,11 @@ def comparison(blocks: int = 2, *, budget_mib: int = 700) -> Run:
 
 
 @cache
-def plan(blocks: int = 2, *, subject: str = "gpt") -> Run:
+def plan(blocks: int = 2) -> Run:
     """A plan, which is per-block under another name, beside two configurations."""
     traced = traced_loss(model_of(blocks))
     every = {b.name: b.configuration for b in baselines(traced.graph)}
-    document = _document(traced, every["per-block"], subject)
+    document = _document(traced, every["per-block"])
     rows = [Row(name, figures(n)).to_json() for n, name in enumerate(("plain", "dots"))]
     shown = {name: every[name] for name in ("plain", "dots")}
     record = {
@@ -93,8 +94,7 @@ def frontier(blocks: int = 2, *, points: int = 4) -> Run:
     every = baselines(traced.graph)
     plans = [every[1 + n % (len(every) - 2)].configuration for n in range(points)]
     made = tuple(
-        FrontierPoint((931 - 40 * n) * MIB, figures(n), _document(traced, plans[n], "gpt"))
-        for n in reversed(range(points))
+        FrontierPoint((931 - 40 * n) * MIB, figures(n), _document(traced, plans[n])) for n in reversed(range(points))
     )
     rows = tuple(Row(b.name, figures(n)) for n, b in enumerate(every))
     shown = {b.name: b.configuration for b in every if not b.compiler_rematerializes}
@@ -107,7 +107,12 @@ def hostile() -> Run:
     made = plan()
     text = str(made.to_json())
     assert "blocks/*" in text
-    return run("plan", _renamed(dict(made.record)))
+    record = _renamed(dict(made.record))
+    rows = [
+        {**row, "name": f"{row['name']}{QUOTED}" if row["name"] == "dots" else row["name"]}
+        for row in record["baselines"]
+    ]
+    return run("plan", {**record, "baselines": rows})
 
 
 def run(verb: str, record: dict[str, Any]) -> Run:
@@ -121,7 +126,12 @@ def _renamed(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_renamed(item) for item in value]
     if isinstance(value, str):
-        return value.replace("attn", HOSTILE).replace("_gpt.py", f"</script>{HOSTILE}").replace("paragraph", HOSTILE)
+        return (
+            value.replace("attn", HOSTILE)
+            .replace("mlp/up", QUOTED)
+            .replace("_gpt.py", f"</script>{HOSTILE}")
+            .replace("paragraph", HOSTILE)
+        )
     return value
 
 
@@ -130,14 +140,14 @@ def _finding() -> dict[str, Any]:
     return {**vars(finding)}
 
 
-def _document(traced: Any, configuration: Any, subject: str) -> dict[str, Any]:
+def _document(traced: Any, configuration: Any) -> dict[str, Any]:
     regions, loops = describe(configuration, traced.graph, {i: b.graph for i, b in traced.bodies.items()})
     return Plan(
         regions=regions,
         loops=loops,
         fingerprint=traced.graph.fingerprint,
         modules=module_fingerprints(traced.graph),
-        name=subject,
+        name="gpt",
         target="tpu-v5e",
         budget_bytes=700 * MIB,
         status="fits",

@@ -15,6 +15,7 @@ from rematplan.errors import InputError
 from rematplan.report import charts
 from rematplan.report.choices import ChoiceKind, choices
 from rematplan.report.document import html_document, picture
+from rematplan.report.figures import fits
 from rematplan.report.notebook import html_fragment
 from rematplan.report.page import embedded
 from rematplan.report.run import with_comparison
@@ -104,6 +105,9 @@ def test_what_a_model_is_called_stays_text():
     fragment = html_fragment("plan", runs.hostile().record)
     assert "<script" not in fragment
     assert runs.HOSTILE in unescape(fragment)
+    for text in (re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL), fragment):
+        assert "<img" not in text
+        assert runs.QUOTED in unescape(text)
 
 
 def test_embedded_data_cannot_end_its_script():
@@ -153,10 +157,72 @@ def test_only_a_comparison_of_the_same_workload_stands_beside():
     plan, compared = runs.plan(), runs.comparison()
     with pytest.raises(InputError, match="give the run of a plan or a frontier"):
         with_comparison(compared, plan)
-    with pytest.raises(InputError, match="gpt blocks=3"):
-        with_comparison(plan, replace(compared, command=("compare", "gpt", "blocks=3", "--target", "tpu-v5e")))
+    with pytest.raises(InputError, match="other models or sizes"):
+        with_comparison(plan, runs.comparison(3))
     with pytest.raises(InputError, match="gpu-h100"):
         with_comparison(plan, replace(compared, target="gpu-h100"))
+    with pytest.raises(InputError, match="other versions"):
+        with_comparison(plan, replace(compared, versions={"jax": "0.12.0"}))
+    with pytest.raises(InputError, match="does not say what its model is"):
+        with_comparison(plan, replace(compared, record={**compared.record, "model": None}))
+
+
+def test_a_comparison_of_another_batch_is_of_another_model():
+    compared = runs.comparison()
+    model = compared.record["model"]
+    values = [{**v, "shape": [4, *v["shape"][1:]]} if v["shape"][:1] == [2] else v for v in model["values"]]
+    other = replace(compared, record={**compared.record, "model": {**model, "values": values}})
+    with pytest.raises(InputError, match="differs"):
+        with_comparison(runs.plan(), other)
+
+
+def test_decisions_of_both_runs_are_there():
+    plan, compared = runs.plan(), runs.comparison()
+    model = with_comparison(plan, compared).record["model"]
+    assert set(model["decisions"]) == {"plan", *compared.record["model"]["decisions"]}
+    assert {len(decided) for decided in model["decisions"].values()} == {len(model["values"])}
+    kept = {
+        v["module"] + "/" + v["name"]
+        for v, d in zip(model["values"], model["decisions"]["dots"], strict=True)
+        if d["saved"]
+    }
+    alone = compared.record["model"]
+    before = {
+        v["module"] + "/" + v["name"]
+        for v, d in zip(alone["values"], alone["decisions"]["dots"], strict=True)
+        if d["saved"]
+    }
+    assert kept == before != set()
+
+
+def test_the_compilers_own_rematerialization_is_nobodys_handwriting():
+    both = with_comparison(runs.plan(), runs.comparison(budget_mib=900))
+    rows = [{**row, "seconds": 0.001} if row["name"] == "compiler" else row for row in both.record["baselines"]]
+    found = choices("plan", {**both.record, "baselines": rows})
+    said = verdict(both.record, found)
+    assert "(compiler)" not in said.sentence
+    assert not any("compiler:" in line.answer for line in said.lines)
+
+
+def test_without_times_what_fits_is_shown_and_else_the_smallest():
+    run = runs.comparison()
+    untimed = [{**row, "seconds": None} for row in run.record["rows"]]
+    found = choices("compare", {**run.record, "rows": untimed})
+    assert fits(found.items[found.default].figures, run.record["budget_bytes"])
+    assert not found.timed
+    assert "Nothing fits" not in verdict(run.record, found).sentence
+    tight = choices("compare", {**run.record, "budget_bytes": 1 << 20})
+    smallest = min(run.record["rows"], key=lambda row: row["required_bytes"])
+    assert tight.items[tight.default].name == smallest["name"]
+    assert "Nothing fits 1.00 MiB" in verdict(run.record, tight).sentence
+    assert "Nothing fits" in html_document(replace(run, record={**run.record, "budget_bytes": 1 << 20}))
+
+
+def test_what_was_measured_under_a_plan_is_not_called_hand_written():
+    run = runs.run("measure", runs.figures(3).to_json())
+    page = visible(html_document(run))
+    assert "hand-written" not in page
+    assert format_bytes(run.record["required_bytes"]) in page
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
@@ -12,7 +14,7 @@ import rematplan as rp
 from rematplan import _measure
 from rematplan.program.loss import traced_loss
 from rematplan.search.problem import Problem
-from rematplan.target import compiler
+from rematplan.target import compiler, locations
 from rematplan.target.locations import is_library, without_callers
 from rematplan.target.target import resolve
 from rematplan.workloads import mlp
@@ -115,3 +117,54 @@ def test_a_users_folder_may_be_called_rematplan():
     assert is_library("/usr/lib/python3/site-packages/flax/nnx/nn/linear.py")
     assert is_library(compiler.__file__)
     assert not is_library(traced_loss.__code__.co_filename.replace("program/loss.py", "workloads/_gpt.py"))
+
+
+@pytest.mark.parametrize("where", ["helper", "body"])
+def test_lines_of_jitted_helpers_and_of_loop_bodies_are_part_of_the_key(tmp_path, where):
+    """JAX gives them names without a path."""
+
+    def workload(*, down: str):
+        source = f"""
+        import jax
+        import jax.numpy as jnp
+        {"#" + down if where == "helper" else "#"}
+
+        @jax.jit
+        def helper(x):
+            return jnp.tanh(x) * 2
+
+        def loss(w, x):
+            {"#" + down if where == "body" else "#"}
+            def body(h, row):
+                return jnp.sin(h * row), None
+
+            return jnp.sum(jax.lax.scan(body, helper(x), w)[0])
+        """
+        names: dict = {}
+        exec(compile(textwrap.dedent(source), str(tmp_path / "model.py"), "exec"), names)
+        return rp.Workload(
+            names["loss"], jax.ShapeDtypeStruct((5, 4), "float32"), jax.ShapeDtypeStruct((4,), "float32")
+        )
+
+    here = "\n" + " " * (8 if where == "helper" else 12) + "#"
+    assert lowered(workload(down="")).key() == lowered(workload(down="")).key()
+    assert lowered(workload(down="")).key() != lowered(workload(down=here)).key()
+
+
+def test_jitted_functions_of_a_library_do_not_bring_the_caller_in():
+    def loss(w, x):
+        return jnp.sum(jnp.where(x > 0, jax.nn.relu(w * x), jnp.clip(x, 0, 1)))
+
+    def workload():
+        return rp.Workload(loss, jax.ShapeDtypeStruct((4,), "float32"), jax.ShapeDtypeStruct((4,), "float32"))
+
+    one = lowered(workload())
+    assert lowered(workload()).key() == one.key()
+
+
+def test_a_package_behind_a_link_is_still_ours(tmp_path, monkeypatch):
+    link = tmp_path / "elsewhere"
+    link.symlink_to(Path(locations.__file__).parent.parent)
+    monkeypatch.setattr(locations, "_PACKAGES", (f"{link}/", *locations._PACKAGES))
+    assert locations.is_ours(f"{link}/step.py")
+    assert locations.is_ours(locations.__file__)

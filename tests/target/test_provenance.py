@@ -154,3 +154,15 @@ def test_programs_that_are_equal_share_a_measurement_whatever_their_arguments_ar
     found = compiler.measure(program, target=resolve("cpu"), method=Method.COMPILE)
     assert {b.role for b in found.timeline.at_peak if b.kind == "argument"} == {"argument"}
     assert sum(found.timeline.argument_bytes) == found.argument_bytes
+    sides = (Argument(Role.PARAMETER, "a/kernel"), Argument(Role.OPTIMIZER, "b/kernel"))
+    one, other = (attributed(found, [side] * len(step.leaves)) for side in sides)
+    assert {b.role for b in one.timeline.at_peak if b.kind == "argument"} == {"parameter"}
+    assert {b.role for b in other.timeline.at_peak if b.kind == "argument"} == {"optimizer"}
+    assert attributed(one, sides) == one  # what is said is said once
+
+
+def test_a_copy_of_an_argument_has_one_role():
+    peak, timeline = live_ranges(parse(STEP.replace("dot(%c, %copy.1), lhs", "dot(%copy.1, %copy.1), lhs")))
+    copies = [b for b in timeline.at_peak if b.kind == "temporary" and b.operation.startswith("leaves")]
+    assert [b.role for b in copies] == ["other"]
+    assert sum(a.bytes for a in timeline.alive) + sum(timeline.argument_bytes) == peak

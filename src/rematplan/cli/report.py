@@ -37,21 +37,23 @@ def report(
     named = [path for path in (output, png, svg) if path is not None]
     for path in named:
         check_destination(path, force=options.force)
-    if len({path.absolute() for path in named}) < len(named):
+    if len({path.resolve() for path in named}) < len(named):
         raise InputError(f"two results would go to {named[0]}; give each a name of its own.")
     run = runs.from_document(runs.read_document(run_file), name=str(run_file))
     if comparison is not None:
         beside = runs.from_document(runs.read_document(comparison), name=str(comparison))
-        run = runs.with_comparison(run, beside)
+        with _reading(comparison):
+            run = runs.with_comparison(run, beside)
     if options.json:
         sys.stdout.write(runs.to_text(run.to_json()))
     if not named:
         if not options.json:
             from rematplan.report import terminal
 
-            with _reading(run_file):
-                shown = terminal.render_run(run)
-            terminal.stdout().print(shown)
+            console = terminal.stdout()
+            with _reading(run_file), console.capture():  # all of it is read before any of it is shown
+                console.print(terminal.render_run(run))
+            console.print(terminal.render_run(run))
         return
     from rematplan.report.document import html_document, picture, text_document
 

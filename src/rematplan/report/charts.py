@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rematplan.report.choices import Choice, ChoiceKind, Choices
-from rematplan.report.figures import time_or_dash
+from rematplan.report.figures import seconds_source, time_or_dash
 from rematplan.units import format_bytes
 
 if TYPE_CHECKING:
@@ -26,8 +26,14 @@ KIND_COLORS = {
     ChoiceKind.PLAN: "#0072B2",
     ChoiceKind.HAND_WRITTEN: "#D55E00",
     ChoiceKind.COMPILER: "#009E73",
+    ChoiceKind.MEASURED: "#0072B2",
 }
-KIND_SHAPES = {ChoiceKind.PLAN: "circle", ChoiceKind.HAND_WRITTEN: "square", ChoiceKind.COMPILER: "triangle-up"}
+KIND_SHAPES = {
+    ChoiceKind.PLAN: "circle",
+    ChoiceKind.HAND_WRITTEN: "square",
+    ChoiceKind.COMPILER: "triangle-up",
+    ChoiceKind.MEASURED: "diamond",
+}
 ROLE_COLORS = {
     "parameter": "#000000",
     "optimizer": "#6E6E6E",
@@ -120,7 +126,7 @@ def _point(number: int, choice: Choice) -> dict[str, Any]:
         "ms": figures["seconds"] * 1e3,
         "needs": format_bytes(figures["required_bytes"]),
         "time": time_or_dash(figures["seconds"]),
-        "source": str(figures.get("source", "")),
+        "source": f"{figures.get('source', '')}; time: {seconds_source(figures)}",
     }
 
 

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from rematplan.report.figures import fits, same_clock
+from rematplan.report.summary import NOT_CHECKPOINTING
 from rematplan.units import format_bytes
 
 Record = Mapping[str, Any]
@@ -23,6 +24,7 @@ class ChoiceKind(Enum):
     PLAN = "plan"
     HAND_WRITTEN = "hand-written"
     COMPILER = "the compiler's own"
+    MEASURED = "measured"  # one measurement, which does not say of what configuration
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,12 @@ class Choices:
     model: Record | None = None
 
     @property
+    def timed(self) -> tuple[Choice, ...]:
+        """Those that can be points of time against memory; a chart takes two of them."""
+        found = tuple(c for c in self.items if c.figures.get("seconds") is not None)
+        return found if len(found) > 1 else ()
+
+    @property
     def plain(self) -> Choice | None:
         """No checkpointing, if it was measured."""
         return next((c for c in self.items if c.name == "plain"), None)
@@ -76,7 +84,7 @@ class Choices:
             c
             for c in self.items
             if c.kind is ChoiceKind.HAND_WRITTEN
-            and c.name != "plain"
+            and c.name not in NOT_CHECKPOINTING
             and same_clock(c.figures, shown)
             and (limit_bytes is None or fits(c.figures, limit_bytes))
         ]
@@ -110,16 +118,17 @@ def _of_frontier(record: Record) -> Choices:
 
 def _of_comparison(record: Record) -> Choices:
     items, budget = _rows(record["rows"]), record["budget_bytes"]
-    timed = [c for c in items if c.figures.get("seconds") is not None]
-    fitting = [c for c in timed if budget is None or fits(c.figures, budget)]
-    best = min(fitting, key=lambda c: c.figures["seconds"], default=items[0])
+    fitting = [c for c in items if budget is None or fits(c.figures, budget)]
+    timed = [c for c in fitting if c.figures.get("seconds") is not None]
+    smallest = min(fitting or items, key=lambda c: c.figures["required_bytes"])
+    best = min(timed, key=lambda c: c.figures["seconds"], default=smallest)
     default = items.index(best)
     return Choices(items, default, _other(items, default), record["target"], budget, record.get("model"))
 
 
 def _of_measurement(record: Record) -> Choices:
     name = str(record.get("name") or "measured")
-    return Choices((Choice(name, ChoiceKind.HAND_WRITTEN, record),), 0, None, record["target"], record["limit_bytes"])
+    return Choices((Choice(name, ChoiceKind.MEASURED, record),), 0, None, record["target"], record.get("limit_bytes"))
 
 
 def _rows(rows: Sequence[Record]) -> tuple[Choice, ...]:

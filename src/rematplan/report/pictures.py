@@ -30,8 +30,7 @@ def frontier_and_timeline(found: Choices) -> alt.TopLevelMixin | None:
 
 def frontier(found: Choices) -> alt.LayerChart | None:
     """The frontier, None where there are not two configurations with times."""
-    timed = [c for c in found.items if c.figures.get("seconds") is not None]
-    return charts.frontier(found) if len(timed) > 1 else None
+    return charts.frontier(found) if found.timed else None
 
 
 def timeline(found: Choices) -> alt.LayerChart | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,23 +120,48 @@ def with_comparison(run: Run, comparison: Run) -> Run:
     A search extrapolates most of them, and leaves out the compiler's own rematerialization.
 
     Raises:
-      InputError: the runs are of other verbs, or not of the same workload on the same target.
+      InputError: the runs are of other verbs, of other models, targets or compilers, or written before runs held models.
     """
     if run.verb not in ("plan", "frontier") or comparison.verb != "compare":
         raise InputError(
             f"a run of {comparison.verb} cannot stand beside one of {run.verb}; give the run of a plan or a frontier "
             "first, and that of compare second."
         )
-    one, other = (_subject(each) for each in (run, comparison))
-    if one != other:
-        raise InputError(f"the first run is of {' '.join(one)}, the second of {' '.join(other)}; compare that instead.")
+    if run.target != comparison.target:
+        raise InputError(
+            f"the first run is for {run.target}, the second for {comparison.target}; compare on that target."
+        )
+    if dict(run.versions) != dict(comparison.versions):
+        raise InputError(
+            "the two runs were made with other versions of rematplan, JAX or the compiler; run one of them anew."
+        )
     measured = {row["name"]: row for row in comparison.record["rows"]}
     kept = [row for row in run.record["baselines"] if row["name"] not in measured]
-    return replace(run, record={**run.record, "baselines": [*measured.values(), *kept]})
+    record = {**run.record, "baselines": [*measured.values(), *kept]}
+    return replace(run, record={**record, "model": _one_model(run.record.get("model"), comparison.record.get("model"))})
 
 
-def _subject(run: Run) -> tuple[str, ...]:
-    """The workload with its sizes, and the target."""
-    words = [word for word in run.command[1:2] if not word.startswith("-")]
-    sizes = sorted(word for word in run.command[2:] if re.fullmatch(r"\w+=\S+", word))
-    return (*words, *sizes, "on", run.target)
+def _one_model(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Both models' values and decisions; what only one of them knows of is not read under the other's configurations."""
+    if one is None or other is None:
+        raise InputError("one of the two runs does not say what its model is; write it anew with --run.")
+    sides = [{_key(value): n for n, value in enumerate(model["values"])} for model in (one, other)]
+    arrays = [
+        {(v["module"], v["name"]): (v["shape"], v["dtype"], v["count"]) for v in m["values"]} for m in (one, other)
+    ]
+    differ = [name for name, array in arrays[0].items() if name in arrays[1] and arrays[1][name] != array]
+    if one["modules"] != other["modules"] or differ:
+        where = f": {'/'.join(filter(None, differ[0]))} differs" if differ else ""
+        raise InputError(f"the two runs are of other models or sizes{where}; compare the model that was planned.")
+    values = list({_key(v): v for v in (*one["values"], *other["values"])}.values())
+    unread = {"saved": 0, "offloaded": 0, "recomputed": 0, "where": ""}
+    decisions = {
+        name: [decided[side[_key(v)]] if _key(v) in side else unread for v in values]
+        for side, model in zip(reversed(sides), (other, one), strict=True)
+        for name, decided in model["decisions"].items()
+    }
+    return {"modules": one["modules"], "values": values, "decisions": decisions}
+
+
+def _key(value: Mapping[str, Any]) -> tuple[Any, ...]:
+    return value["module"], value["name"], value["operation"], tuple(value["shape"]), value["dtype"], value["location"]

@@ -8,6 +8,8 @@ from typing import Any
 from rematplan.report.figures import fits, same_clock
 from rematplan.units import format_bytes
 
+# Rows of a comparison in which nobody wrote checkpointing: none at all, and the compiler's own rematerialization.
+NOT_CHECKPOINTING = ("plain", "compiler")
 _SAME = 0.005  # differences below half a percent are "as fast as"
 
 
@@ -28,7 +30,7 @@ def what_was_won(
     by_name = {row["name"]: row for row in baselines}
     if "plain" in by_name:
         clauses.append(_beside(plan, by_name["plain"], called="no checkpointing (plain)"))
-    fitting = [row for row in baselines if row["name"] != "plain" and fits(row, budget_bytes)]
+    fitting = [row for row in baselines if row["name"] not in NOT_CHECKPOINTING and fits(row, budget_bytes)]
     timed = [row for row in fitting if same_clock(row, plan)]
     if timed:
         best = min(timed, key=lambda row: row["seconds"])

@@ -22,7 +22,7 @@ from rematplan.report.summary import what_was_won
 from rematplan.units import format_bytes, format_seconds
 
 _GROUPS_SHOWN = 30
-_SYMBOLS = {ChoiceKind.PLAN: "●", ChoiceKind.HAND_WRITTEN: "□", ChoiceKind.COMPILER: "△"}
+_SYMBOLS = {ChoiceKind.PLAN: "●", ChoiceKind.HAND_WRITTEN: "□", ChoiceKind.COMPILER: "△", ChoiceKind.MEASURED: "◇"}
 Record = Mapping[str, Any]
 
 
@@ -111,12 +111,10 @@ def _charts(kind: str, record: Record) -> list[RenderableType]:
         return []
     parts: list[RenderableType] = []
     marks = [
-        chart.Mark(c.figures["required_bytes"], c.figures["seconds"], _SYMBOLS[c.kind])
-        for c in reversed(found.items)
-        if c.figures.get("seconds") is not None
+        chart.Mark(c.figures["required_bytes"], c.figures["seconds"], _SYMBOLS[c.kind]) for c in reversed(found.timed)
     ]
-    if len(marks) > 1:
-        present = dict.fromkeys(c.kind for c in found.items)
+    if marks:
+        present = dict.fromkeys(c.kind for c in found.timed)
         key = ", ".join(f"{_SYMBOLS[kind]} {kind.value}" for kind in present)
         limit = ", ┊ budget" if found.budget_bytes is not None else ""
         parts += [Text(), Text.assemble(("Time against memory", "bold"), f"  {key}{limit}")]
@@ -157,7 +155,7 @@ def _plan_figures(record: Record) -> list[RenderableType]:
         )
     bound = record["bound"]
     if bound.get("seconds") is not None:
-        gap = f", {bound['gap']:.1%} below this plan" if bound.get("gap") is not None else ""
+        gap = f", the plan is {bound['gap']:.1%} above it" if bound.get("gap") is not None else ""
         basis = f": {bound['basis']}" if bound.get("basis") else ""
         parts.append(Text(f"Bound: {format_seconds(bound['seconds'])}{gap}{basis}."))
     parts.append(Text(what_was_won(measured, record["baselines"], budget_bytes=budget), style="bold"))
@@ -169,7 +167,7 @@ def _frontier(record: Record) -> RenderableType:
     title = f"Plans for {record['target']}, smallest budget first"
     shown = figures.rows(points, title=title)
     if not record["baselines"]:
-        return shown
+        return Group(shown, *_charts("frontier", record))
     by_hand = figures.rows(record["baselines"], title="Hand-written configurations")
     return Group(shown, Text(), by_hand, *_charts("frontier", record))
 

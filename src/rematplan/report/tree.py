@@ -51,7 +51,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class ModuleCells:
-    """What a configuration does in a module and those in it: bytes kept, bytes recomputed, seconds of recomputing."""
+    """What a configuration does in a module and those in it: bytes kept (and where), recomputed, seconds of recomputing."""
 
     kept: str
     recomputed: str
@@ -134,10 +134,12 @@ def _module(model: Record, path: str, decided: Sequence[Record], times: Sequence
     inside = lambda module: not path or module == path or module.startswith(f"{path}/")  # noqa: E731
     pairs = [(v, d) for v, d in zip(model["values"], decided, strict=True) if inside(v["module"])]
     kept = sum(v["bytes"] * d["saved"] for v, d in pairs)
+    on_host = sum(v["bytes"] * d["offloaded"] for v, d in pairs)
     recomputed = sum(v["bytes"] * d["recomputed"] for v, d in pairs)
     seconds = sum(t["seconds"] for t in times if t["step_pass"] == "recompute" and inside(t["module"]))
     return ModuleCells(
-        format_bytes(kept) if kept else NOTHING,
+        " + ".join([format_bytes(kept)] * bool(kept) + [f"{format_bytes(on_host)} on the host"] * bool(on_host))
+        or NOTHING,
         format_bytes(recomputed) if recomputed else NOTHING,
         format_seconds(seconds) if seconds else NOTHING if times else "not known",
     )

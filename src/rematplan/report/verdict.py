@@ -91,12 +91,13 @@ def _lines(record: Record, found: Choices, shown: Choice) -> Iterator[Line]:
                 f"({after['seconds'] / before['seconds'] - 1:+.1%})",
                 seconds_source(after),
             )
-        else:
+        elif after.get("seconds") is not None:
+            other = f" (that of no checkpointing, {time_or_dash(before.get('seconds'))}, comes from another source)"
+            known = before.get("seconds") is not None
             yield Line(
                 "Time of one step",
-                f"{time_or_dash(after.get('seconds'))} (that of no checkpointing, "
-                f"{time_or_dash(before.get('seconds'))}, comes from another source)",
-                f"{seconds_source(after)}; without: {seconds_source(before)}",
+                f"{format_seconds(after['seconds'])}{other if known else ''}",
+                seconds_source(after) + (f"; without: {seconds_source(before)}" if known else ""),
             )
     elif figures.get("seconds") is not None:
         yield Line("Time of one step", format_seconds(figures["seconds"]), seconds_source(figures))

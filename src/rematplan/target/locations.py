@@ -13,15 +13,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-_PACKAGE = f"{Path(__file__).resolve().parent.parent}/"
-_BUILT_IN = f"{_PACKAGE}workloads/"  # models like a user's
-_SCOPES = f"{_PACKAGE}program/modules.py"  # stands between a module and the module that calls it
+_HERE = Path(__file__).parent.parent
+_PACKAGES = (
+    f"{_HERE}/",
+    f"{_HERE.resolve()}/",
+)  # frames have the path by which Python found the file, perhaps through a link
+_BUILT_IN = tuple(f"{package}workloads/" for package in _PACKAGES)  # models like a user's
+_SCOPES = tuple(
+    f"{package}program/modules.py" for package in _PACKAGES
+)  # between a module and the module that calls it
 _LIBRARIES = re.compile(r"/(?:jax|jaxlib|flax)/")
 
 _ALIAS = re.compile(r"^#loc(\d*) = loc\((.*)\)\n?", re.MULTILINE)
 _USE = re.compile(r"loc\(#loc(\d*)\)")
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":\d+')
 _NAMED = re.compile(r'("(?:[^"\\]|\\.)*")\(#loc(\d*)\)')
+_MADE_BY_LOWERING = re.compile(r'"(?:jit\([^/]*\)|[^/]*:)"')
 _CALL = re.compile(r"callsite\(#loc(\d*) at #loc(\d*)\)")
 
 
@@ -32,7 +39,7 @@ def is_library(file: str) -> bool:
 
 def is_ours(file: str) -> bool:
     """Whether a source file is of this package, built-in models left out."""
-    return file.startswith(_PACKAGE) and not file.startswith(_BUILT_IN)
+    return file.startswith(_PACKAGES) and not file.startswith(_BUILT_IN)
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,12 @@ def _read(text: str, place: Callable[[str], _Place]) -> _Place:
     named = _NAMED.fullmatch(text)
     if named:
         inner = place(named[2])
-        if "/" not in named[1] and not inner.file:
-            # no operation, but a constant or a function that lowering makes: its line is that of who asked for it
+        if _MADE_BY_LOWERING.fullmatch(named[1]) and not inner.file:
+            # no operation, but a constant or a function: its line is that of who asked for the lowering
             return _Place(named[1], closed=True)
         return _Place("", inner.closed) if inner.ours else _Place(f"{named[1]} {inner.text}".strip(), inner.closed)
     file = _FILE.match(text)
     if file and is_ours(file[1]):
         # outside of ours stands whoever called us
-        return _Place("", closed=file[1] != _SCOPES, file=True, ours=True)
+        return _Place("", closed=file[1] not in _SCOPES, file=True, ours=True)
     return _Place(text, closed=bool(file) and not is_library(file[1]), file=bool(file))

@@ -243,7 +243,7 @@ def attributed(measurement: Measurement, arguments: Sequence[Argument]) -> Measu
       arguments: of the step, in order.
     """
     timeline = measurement.timeline
-    groups = {(a.module, a.role): (a.count, a.bytes) for a in timeline.alive if a.role != Role.ARGUMENT.value}
+    groups = {(a.module, a.role): (a.count, a.bytes) for a in timeline.alive}
     for argument, size in zip(arguments, timeline.argument_bytes, strict=False):
         if size:
             key = without_indices(_module_of(argument)), argument.role.value
@@ -256,6 +256,7 @@ def attributed(measurement: Measurement, arguments: Sequence[Argument]) -> Measu
             timeline,
             at_peak=tuple(_attributed(b, arguments) for b in timeline.at_peak),
             alive=tuple(sorted(alive, key=lambda a: (-a.bytes, a.module, a.role))),
+            argument_bytes=(),  # said once
         ),
     )
 

@@ -348,7 +348,7 @@ class _Describer:
 
     def _role(self, each: _Range, maker: Instruction) -> Role:
         if argument_number(maker) is not None:
-            return Role.ARGUMENT
+            return Role.ARGUMENT if each.kind == "argument" else Role.OTHER  # a copy of it is one more buffer
         if each.kind == "constant":
             return Role.OTHER
         step_pass = pass_of(maker.op_name)
@@ -368,10 +368,8 @@ def _groups(buffers: Sequence[Buffer]) -> tuple[Alive, ...]:
     """All buffers, folded over repeated modules; arguments of the step are left to `argument_bytes`."""
     found: dict[tuple[str, str], list[int]] = {}
     for buffer in buffers:
-        is_argument = buffer.role == Role.ARGUMENT.value
-        if not is_argument or buffer.kind != "argument":  # a copy of an argument is one more buffer
-            role = Role.OTHER.value if is_argument else buffer.role
-            found.setdefault((without_indices(buffer.module), role), []).append(buffer.bytes)
+        if buffer.role != Role.ARGUMENT.value:
+            found.setdefault((without_indices(buffer.module), buffer.role), []).append(buffer.bytes)
     groups = (Alive(module, role, len(sizes), sum(sizes)) for (module, role), sizes in found.items())
     return tuple(sorted(groups, key=lambda a: (-a.bytes, a.module, a.role)))
 

@@ -8,6 +8,7 @@ chooses another configuration. Everything that came from a model goes through th
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
@@ -27,6 +28,14 @@ from rematplan.units import format_bytes, format_count
 _TEXT_COLUMNS = 120
 _ENTRY = "window.vegaEmbed = vegaEmbed;"  # what the page's script calls
 _BUFFERS_SHOWN = 20
+NO_TIMELINE = (
+    "No timeline is in the record where figures are not of a compile of the very program: they are extrapolated from "
+    "programs with repeated blocks cut out, or the record was written without"
+)
+_UNDECIDED = {
+    True: "What is kept here is not known value by value: the compiler decides, after JAX.",
+    False: "What is kept here is not known value by value: the record does not say it of this configuration.",
+}
 
 
 def html_page(run: Run) -> str:
@@ -37,12 +46,14 @@ def html_page(run: Run) -> str:
         _environment()
         .get_template("page.html.jinja")
         .render(
-            title=" ".join(["rematplan", *run.command]),
+            title=f"rematplan {shlex.join(run.command)}",
+            command=f"rematplan {shlex.join(run.command)}",
             run=run,
             style=_file("page.css"),
             script=_file("page.js") if has_charts else "",
             library=_library() if has_charts else "",
             found=found,
+            no_timeline=f"{NO_TIMELINE}.",
             **(_parts(run, found) if found is not None else _text(run)),
         )
     )
@@ -73,20 +84,19 @@ def _data(found: Choices, follows: Sequence[Mapping[str, Any]]) -> dict[str, Any
     """What the page's script needs: specifications of charts, and by configuration what replaces what."""
     shown = found.items[found.default]
     compared = found.items[found.compared] if found.compared is not None else None
-    has_times = any(c.figures.get("seconds") is not None for c in found.items)
     themes = {"light": charts.LIGHT, "dark": charts.DARK}
     drawn: dict[str, Any] = {
         "timeline": lambda theme: charts.timeline(shown, compared),
         "alive": lambda theme: charts.alive(shown, theme=theme),
     }
-    if has_times and len(found.items) > 1:
+    if found.timed:
         drawn["frontier"] = lambda theme: charts.frontier(found)
     return {
         "charts": {
             name: {theme: charts.themed(draw(colors), colors) for theme, colors in themes.items()}
             for name, draw in drawn.items()
         },
-        "points": charts.frontier_rows(found) if has_times else [],
+        "points": charts.frontier_rows(found) if found.timed else [],
         "follows": follows,
         "shown": found.default,
         "compared": found.compared,
@@ -116,6 +126,7 @@ def _following(run: Run, found: Choices, choice: Choice, root: Branch | None) ->
             ]
             for b in at_peak[:_BUFFERS_SHOWN]
         ],
+        "undecided": "" if decided is not None else _UNDECIDED[choice.kind is ChoiceKind.COMPILER],
         "modules": [[c.kept, c.recomputed, c.seconds] for c in decided.modules] if decided is not None else None,
         "values": list(decided.values) if decided is not None else None,
         "regions": list(region_lines(choice.plan)) if choice.plan is not None else [_by_hand(choice)],
@@ -134,6 +145,8 @@ def _by_hand(choice: Choice) -> str:
         return "no checkpointing: the model as it is"
     if choice.kind is ChoiceKind.COMPILER:
         return "the model as it is, with the compiler's own rematerialization"
+    if choice.kind is ChoiceKind.MEASURED:
+        return "as the command says"
     return f"hand-written: {choice.name}"
 
 
@@ -196,19 +209,24 @@ def _assumptions(record: Mapping[str, Any], found: Choices) -> list[str]:
     said += dict.fromkeys(f"The bound does not cover {b['not_covered']}." for b in bounds if b.get("not_covered"))
     said += [str(note) for note in record.get("notes", ())]
     said += dict.fromkeys(str(w) for c in found.items for w in c.figures.get("warnings", ()))
-    if any(not c.has_timeline for c in found.items):
+    if any(c.has_timeline for c in found.items):
         said.append(
-            "Where no timeline is shown, the figures were extrapolated from programs with repeated blocks cut out, and "
-            "the program itself was not compiled."
+            "Timelines and what is alive at the peak are live ranges of the compiler's schedule; what the compiler allots "
+            "(peak_bytes, where it states it) may differ from their peak by a few percent."
         )
+    if any(not c.has_timeline for c in found.items):
+        said.append(f"{NO_TIMELINE}.")
     if found.model is not None:
         said.append(
             "Decisions are about values of the model: where a derivative rule keeps something of its own in a value's "
             "place (a sign, a square), the value stands for it; and the compiler may still fuse or drop what is saved."
         )
-    said.append(
-        "Recompute time by module is the compiler's: a fused instruction counts for the module of what it computes last."
-    )
+    sources = dict.fromkeys(seconds_source(c.figures) for c in found.items if c.figures.get("modules"))
+    if sources:
+        said.append(
+            f"Recompute time by module is from {' or '.join(sources)}; a fused instruction counts for the module of what it "
+            "computes last."
+        )
     return said
 
 

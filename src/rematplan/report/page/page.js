@@ -10,10 +10,19 @@ function theme() {
   return root.dataset.theme === "dark" ? "dark" : "light";
 }
 
+// One thing after the other: what is chosen while charts are drawn waits for them.
+let pending = Promise.resolve();
+function then(action) {
+  pending = pending.then(action);
+  return pending;
+}
+
 async function draw() {
+  delete root.dataset.ready;
   // errors only: that nothing is laid over a timeline is no reason to warn of an empty scale
-  const options = { actions: false, logLevel: 1, renderer: "svg", tooltip: { disableDefaultStyle: false, theme: theme() } };
+  const options = { actions: false, logLevel: 1, renderer: "svg", tooltip: { theme: theme() } };
   for (const [name, specifications] of Object.entries(data.charts)) {
+    if (views[name]) views[name].finalize();
     const result = await window.vegaEmbed(document.getElementById(name), structuredClone(specifications[theme()]), options);
     views[name] = result.view;
     if (name === "frontier") {
@@ -26,9 +35,11 @@ async function draw() {
   root.dataset.ready = "true";
 }
 
+const other = () => (compared === null || compared === shown ? null : data.follows[compared]);
+
 async function replaceData() {
-  const now = data.follows[shown], other = compared === null || compared === shown ? null : data.follows[compared];
-  views.timeline.data("shown", rows(now)).data("compared", other ? rows(other) : []).data("shades", now.shades);
+  const now = data.follows[shown], beside = other();
+  views.timeline.data("shown", rows(now)).data("compared", beside ? rows(beside) : []).data("shades", now.shades);
   views.alive.data("alive", now.alive);
   if (views.frontier) views.frontier.data("chosen", data.points.filter((point) => point.index === shown));
   for (const view of Object.values(views)) await view.resize().runAsync();
@@ -49,17 +60,20 @@ function fill(id, lines, tag) {
 }
 
 function putTexts() {
-  const now = data.follows[shown], other = compared === null || compared === shown ? null : data.follows[compared];
+  const now = data.follows[shown], beside = other();
   for (const element of document.querySelectorAll('[data-text="name"]')) element.textContent = now.name;
-  for (const element of document.querySelectorAll('[data-text="compared"]')) element.textContent = other ? other.name : "";
-  document.getElementById("compared-key").hidden = other === null;
+  for (const element of document.querySelectorAll('[data-text="compared"]')) element.textContent = beside ? beside.name : "";
+  document.getElementById("compared-key").hidden = beside === null;
   document.getElementById("no-timeline").hidden = now.timeline.length > 0;
   fill("regions", now.regions, "li");
   fill("figures", now.figures, "tr");
   fill("groups", now.groups, "tr");
   fill("buffers", now.buffers, "tr");
   const undecided = document.getElementById("no-decisions");
-  if (undecided) undecided.hidden = now.modules !== null;
+  if (undecided) {
+    undecided.textContent = now.undecided;
+    undecided.hidden = now.modules !== null;
+  }
   for (const element of document.querySelectorAll("[data-module]")) {
     const [module, column] = element.dataset.module.split(".");
     element.textContent = now.modules ? now.modules[module][column] : "";
@@ -78,7 +92,7 @@ function putTexts() {
 function choose(index) {
   shown = index;
   putTexts();
-  return replaceData();
+  return then(replaceData);
 }
 
 for (const input of document.querySelectorAll('input[name="shown"]')) {
@@ -88,7 +102,7 @@ for (const input of document.querySelectorAll('input[name="compared"]')) {
   input.addEventListener("change", () => {
     compared = Number(input.value);
     putTexts();
-    replaceData();
+    then(replaceData);
   });
 }
 
@@ -101,6 +115,6 @@ function setTheme(name) {
 setTheme(window.matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
 button.addEventListener("click", () => {
   setTheme(theme() === "dark" ? "light" : "dark");
-  draw();
+  then(draw);
 });
-draw();
+then(draw);
