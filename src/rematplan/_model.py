@@ -7,7 +7,6 @@ nothing: what recomputing takes is part of measurements.
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -18,9 +17,8 @@ from rematplan.program.decisions import Decision, Fate, Place, decisions, operat
 from rematplan.program.graph import Graph, ValueKind
 from rematplan.program.trace import Traced
 from rematplan.records import Decided, Model, ModelModule, ModelValue
-from rematplan.scopes import without_indices
+from rematplan.scopes import indices, without_indices
 
-_INDEX = re.compile(r"(?<![^/])\d+(?![^/])")
 _Instance = tuple[Place, int]
 
 
@@ -95,7 +93,7 @@ def _decided(graph: Graph, fates: Mapping[_Instance, tuple[Fate, ...]], members:
     layers: dict[tuple[Decision, tuple[range, ...]], list[tuple[int, str]]] = defaultdict(list)
     for position, (place, value) in enumerate(members):
         inside, _ = operation_at(graph, place, value)
-        label = "/".join(_INDEX.findall(inside.values[value].name))
+        label = "/".join(indices(inside.values[value].name))
         for fate in fates.get((place, value), ()):
             counts[fate.decision] += fate.count
             layers[fate.decision, fate.iterations].append((position, label))

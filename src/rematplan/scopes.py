@@ -56,3 +56,12 @@ def without_indices(path: str) -> str:
     'blocks/*/attn'
     """
     return _INDEX.sub("*", path)
+
+
+def indices(path: str) -> list[str]:
+    """The positions in lists that a path holds.
+
+    >>> indices("stages/0/blocks/11/attn")
+    ['0', '11']
+    """
+    return _INDEX.findall(path)

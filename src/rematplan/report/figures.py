@@ -65,23 +65,35 @@ def seconds_source(measurement: Mapping[str, Any]) -> str:
     return SECONDS_SOURCE.get(source, source or str(measurement.get("source", "")))
 
 
-def measurement(record: Mapping[str, Any]) -> RenderableType:
-    """One measurement: figures with sources, the timeline, the largest buffers at the peak."""
+def figure_rows(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What was measured of one configuration: figure, value, and where it comes from."""
     sources = record.get("sources", {})
     overall = str(record.get("source", ""))
-    name = record.get("name") or record.get("configuration") or ""
-    title = f"{name or 'program'} on {record['target']} ({overall})"
-    figures = table(title, "figure", "value", "source", left=("figure", "source"))
+    rows: list[tuple[str, str, str]] = []
     for label, key, meaning in _MEMORY:
         if record.get(key):
             described = f"{label}, {meaning}" if meaning else label
-            figures.add_row(described, format_bytes(record[key]), sources.get(key, overall))
+            rows.append((described, format_bytes(record[key]), str(sources.get(key, overall))))
     for label, key in (("operations (FLOP)", "flops"), ("bytes accessed", "bytes_accessed"), ("cycles", "cycles")):
         if record.get(key) is not None:
             shown = format_bytes(record[key]) if key == "bytes_accessed" else format_count(record[key])
-            figures.add_row(label, shown, sources.get(key, overall))
+            rows.append((label, shown, str(sources.get(key, overall))))
+    if record.get("host_bytes"):
+        rows.append(
+            ("copied to the host and back", format_bytes(record["host_bytes"]), str(sources.get("seconds", overall)))
+        )
     if record.get("seconds") is not None:
-        figures.add_row("time of one step", format_seconds(record["seconds"]), seconds_source(record))
+        rows.append(("time of one step", format_seconds(record["seconds"]), seconds_source(record)))
+    return rows
+
+
+def measurement(record: Mapping[str, Any]) -> RenderableType:
+    """One measurement: figures with sources, the timeline, the largest buffers at the peak."""
+    name = record.get("name") or record.get("configuration") or ""
+    title = f"{name or 'program'} on {record['target']} ({record.get('source', '')})"
+    figures = table(title, "figure", "value", "source", left=("figure", "source"))
+    for row in figure_rows(record):
+        figures.add_row(*row)
     parts: list[RenderableType] = [figures]
     limit = record.get("limit_bytes")
     if limit is not None and record.get("fits_limit") is not None:

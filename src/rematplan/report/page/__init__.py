@@ -17,13 +17,13 @@ from typing import Any
 from rematplan.report import charts
 from rematplan.report.choices import Choice, ChoiceKind, Choices, choices
 from rematplan.report.code import code_of, region_lines
-from rematplan.report.figures import at_stake, fits, same_clock, seconds_source, time_or_dash
+from rematplan.report.figures import at_stake, figure_rows, fits, same_clock, seconds_source, time_or_dash
 from rematplan.report.outline import subject
 from rematplan.report.run import Run
 from rematplan.report.terminal import render_text
 from rematplan.report.tree import Branch, cells, tree
 from rematplan.report.verdict import verdict
-from rematplan.units import format_bytes, format_count
+from rematplan.units import format_bytes
 
 _TEXT_COLUMNS = 120
 _ENTRY = "window.vegaEmbed = vegaEmbed;"  # what the page's script calls
@@ -151,29 +151,9 @@ def _by_hand(choice: Choice) -> str:
 
 
 def _figures(choice: Choice) -> list[list[str]]:
-    """What is measured of one configuration: figure, value, source."""
-    figures = choice.figures
-    sources, overall = figures.get("sources", {}), str(figures.get("source", ""))
-    rows = [
-        [word, format_bytes(figures[key]), str(sources.get(key, overall))]
-        for word, key in (
-            ("needs (required_bytes)", "required_bytes"),
-            ("live at the peak (peak_bytes)", "peak_bytes"),
-            ("arguments", "argument_bytes"),
-            ("outputs", "output_bytes"),
-            ("temporaries", "temporary_bytes"),
-            ("code", "code_bytes"),
-        )
-        if figures.get(key)
-    ]
-    for word, key in (("operations (FLOP)", "flops"), ("cycles", "cycles")):
-        if figures.get(key) is not None:
-            rows.append([word, format_count(figures[key]), str(sources.get(key, overall))])
-    if figures.get("seconds") is not None:
-        rows.append(["time of one step", time_or_dash(figures["seconds"]), seconds_source(figures)])
-    if figures.get("note"):
-        rows.append(["note", str(figures["note"]), ""])
-    return rows
+    """What was measured of one configuration, and what is special about it."""
+    rows = [list(row) for row in figure_rows(choice.figures)]
+    return [*rows, ["note", str(choice.figures["note"]), ""]] if choice.figures.get("note") else rows
 
 
 def _row(found: Choices, choice: Choice) -> dict[str, Any]:
