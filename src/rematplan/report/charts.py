@@ -101,9 +101,13 @@ def frontier(found: Choices, *, width: int = WIDTH) -> alt.LayerChart:
             values=[{"mib": found.budget_bytes / _MIB, "label": f"budget {format_bytes(found.budget_bytes)}"}]
         )
         rule = alt.Chart(mark).mark_rule(strokeDash=[6, 4], strokeWidth=1.5, color="#CC79A7").encode(x="mib:Q")
+        middle = (min(row["mib"] for row in rows) + max(row["mib"] for row in rows)) / 2
+        side = (
+            ("left", 4) if found.budget_bytes / _MIB < middle else ("right", -4)
+        )  # the words stay inside of the chart
         said = (
             alt.Chart(mark)
-            .mark_text(align="right", dx=-4, dy=10, fontSize=10, baseline="top")
+            .mark_text(align=side[0], dx=side[1], dy=10, fontSize=10, baseline="top")
             .encode(x="mib:Q", y=alt.value(0), text="label:N")
         )
         layers += [rule, said]
