@@ -20,6 +20,7 @@ from rematplan.report.notebook import html_fragment
 from rematplan.report.page import embedded
 from rematplan.report.run import with_comparison
 from rematplan.report.terminal import render_text
+from rematplan.report.tree import cells, tree
 from rematplan.report.verdict import verdict
 from rematplan.units import format_bytes, format_seconds
 from tests.report import runs
@@ -234,3 +235,23 @@ def test_charts_are_valid_vega_lite(kind):
         themed = charts.themed(chart, charts.DARK)
         assert chart.to_dict(validate=True)["$schema"] == themed["$schema"]
         jsonschema.validate(themed, alt.load_schema())  # the configuration too
+
+
+def test_a_module_sums_up_what_is_inside_and_what_the_model_does_not_know():
+    run = runs.plan()
+    model = run.record["model"]
+    found = choices("plan", run.record)
+    plan = found.items[0]
+    root = tree(model, name="gpt")
+    decided = cells(model, root, plan)
+    kept = sum(v["bytes"] * d["saved"] for v, d in zip(model["values"], model["decisions"]["plan"], strict=True))
+    assert decided.modules[0].kept == format_bytes(kept)
+    names = [branch.name for branch in root.walk()]
+    inside = decided.modules[names.index("blocks")]
+    assert inside.kept == decided.modules[names.index("*")].kept  # nothing else is in the list
+    assert decided.modules[0].seconds == format_seconds(0.006001)
+    far = {**plan.figures, "modules": [{"module": "blocks/*/attn/x/y", "step_pass": "recompute", "seconds": 0.25}]}
+    moved = cells(model, root, replace(plan, figures=far))
+    assert [c.seconds for c in moved.modules if c.seconds != "-"] == ["250 ms"] * 4  # function, blocks, *, attn
+    offloaded = {**model, "decisions": {"plan": [{**d, "offloaded": 1} for d in model["decisions"]["plan"]]}}
+    assert "on the host" in cells(offloaded, root, plan).modules[0].kept

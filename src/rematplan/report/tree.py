@@ -6,7 +6,8 @@ choice the texts of its cells, in the same order. Numbers become text here, so t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,40 +74,51 @@ def tree(model: Record, *, name: str) -> Branch:
       name: of the root, which has no path.
     """
     modules = {m["module"]: m for m in model["modules"]}
-    counter = iter(range(len(modules) + 1))
+    inside: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(filter(None, modules)):
+        inside[_parent(path)].append(path)
+    values: dict[str, list[Leaf]] = defaultdict(list)
+    for number, value in enumerate(model["values"]):
+        values[value["module"]].append(_leaf(number, value))
+    counter = iter(range(len(modules)))
 
-    def branch(path: str, title: str) -> Branch:
-        index = next(counter)
-        prefix = f"{path}/" if path else ""
-        inside = [m for p, m in modules.items() if p == path or p.startswith(prefix)]
-        names = sorted(p for p in modules if p and p != path and p.startswith(prefix) and "/" not in p[len(prefix) :])
-        parameters = sum(m["parameters"] for m in inside)
-        size = sum(m["parameter_bytes"] for m in inside)
-        values = tuple(
-            Leaf(
-                number,
-                v["name"],
-                v["operation"],
-                f"{v['dtype']}[{','.join(map(str, v['shape']))}]",
-                format_bytes(v["bytes"]),
-                v["count"],
-                v["location"],
-            )
-            for number, v in enumerate(model["values"])
-            if v["module"] == path
-        )
-        children = tuple(branch(p, p[len(prefix) :]) for p in names)
-        return Branch(
-            index,
-            title,
-            modules[path]["count"],
-            format_count(parameters) if parameters else NOTHING,
-            format_bytes(size) if size else NOTHING,
-            values,
-            children,
-        )
+    def branch(path: str, title: str) -> tuple[Branch, int, int]:
+        index, of = next(counter), modules[path]
+        children, parameters, size = [], of["parameters"], of["parameter_bytes"]
+        for inner in inside[path]:
+            child, more, larger = branch(inner, inner.rpartition("/")[2])
+            children.append(child)
+            parameters, size = parameters + more, size + larger
+        shown = format_count(parameters) if parameters else NOTHING, format_bytes(size) if size else NOTHING
+        return Branch(index, title, of["count"], *shown, tuple(values[path]), tuple(children)), parameters, size
 
-    return branch("", name)
+    return branch("", name)[0]
+
+
+def _leaf(number: int, value: Record) -> Leaf:
+    array = f"{value['dtype']}[{','.join(map(str, value['shape']))}]"
+    each = format_bytes(value["bytes"])
+    return Leaf(number, value["name"], value["operation"], array, each, value["count"], value["location"])
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+@dataclass
+class _Sums:
+    """Of one module: bytes kept on the device and on the host, bytes recomputed, seconds of that."""
+
+    kept: int = 0
+    on_host: int = 0
+    recomputed: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: _Sums) -> None:
+        self.kept += other.kept
+        self.on_host += other.on_host
+        self.recomputed += other.recomputed
+        self.seconds += other.seconds
 
 
 def cells(model: Record, root: Branch, choice: Choice) -> Cells | None:
@@ -115,9 +127,22 @@ def cells(model: Record, root: Branch, choice: Choice) -> Cells | None:
     if decided is None:
         return None
     times = choice.figures.get("modules") or ()
+    sums = {m["module"]: _Sums() for m in model["modules"]}
+    for value, of in zip(model["values"], decided, strict=True):
+        size = value["bytes"]
+        sums[value["module"]].add(_Sums(size * of["saved"], size * of["offloaded"], size * of["recomputed"]))
+    for time in times:
+        if time["step_pass"] == "recompute":
+            module = time["module"]
+            while module not in sums:  # what the model does not know counts in what is around it
+                module = _parent(module)
+            sums[module].add(_Sums(seconds=time["seconds"]))
     paths = _paths(root)
+    for path in reversed(paths):  # outer modules come first
+        if path:
+            sums[_parent(path)].add(sums[path])
     return Cells(
-        modules=tuple(_module(model, path, decided, times) for path in paths),
+        modules=tuple(_module(sums[path], has_times=bool(times)) for path in paths),
         values=tuple(decision_text(d) for d in decided),
     )
 
@@ -130,18 +155,14 @@ def decision_text(decided: Record) -> str:
     return ", ".join(present) or NOTHING
 
 
-def _module(model: Record, path: str, decided: Sequence[Record], times: Sequence[Record]) -> ModuleCells:
-    inside = lambda module: not path or module == path or module.startswith(f"{path}/")  # noqa: E731
-    pairs = [(v, d) for v, d in zip(model["values"], decided, strict=True) if inside(v["module"])]
-    kept = sum(v["bytes"] * d["saved"] for v, d in pairs)
-    on_host = sum(v["bytes"] * d["offloaded"] for v, d in pairs)
-    recomputed = sum(v["bytes"] * d["recomputed"] for v, d in pairs)
-    seconds = sum(t["seconds"] for t in times if t["step_pass"] == "recompute" and inside(t["module"]))
+def _module(sums: _Sums, *, has_times: bool) -> ModuleCells:
+    kept = [format_bytes(sums.kept)] * bool(sums.kept) + [f"{format_bytes(sums.on_host)} on the host"] * bool(
+        sums.on_host
+    )
     return ModuleCells(
-        " + ".join([format_bytes(kept)] * bool(kept) + [f"{format_bytes(on_host)} on the host"] * bool(on_host))
-        or NOTHING,
-        format_bytes(recomputed) if recomputed else NOTHING,
-        format_seconds(seconds) if seconds else NOTHING if times else "not known",
+        " + ".join(kept) or NOTHING,
+        format_bytes(sums.recomputed) if sums.recomputed else NOTHING,
+        format_seconds(sums.seconds) if sums.seconds else NOTHING if has_times else "not known",
     )
 
 

@@ -61,7 +61,7 @@ def html_page(run: Run) -> str:
 
 def _text(run: Run) -> dict[str, Any]:
     """A record without configurations, as the terminal shows it."""
-    return {"text": render_text(run.verb, run.record, columns=_TEXT_COLUMNS), "findings": _findings(run.record)}
+    return {"text": render_text(run.verb, run.record, columns=_TEXT_COLUMNS), "findings": ()}  # the text has them
 
 
 def _parts(run: Run, found: Choices) -> dict[str, Any]:
