@@ -61,8 +61,10 @@ def command_lines() -> list[tuple[str, list[str]]]:
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = given()
+    known = {*names, "__builtins__"}
     for block in page.blocks("python"):
         exec(block, names)
+    assert names.keys() - known  # what a page shows is not empty, nor a comment
 
 
 @pytest.mark.slow

@@ -12,12 +12,18 @@ from rematplan._model import describe_model
 from rematplan.planner.baselines import baselines
 from rematplan.program import saving
 from rematplan.program.configuration import PLAIN, Configuration, LoopPart, LoopPlan, Region
-from rematplan.program.decisions import Decision, by_decision, decisions, operation_at
+from rematplan.program.decisions import Decision, decisions, operation_at
 from rematplan.program.loss import traced_loss
 from rematplan.program.saved import Origin
 from rematplan.workloads import gpt, mlp, scan_gpt
 
 SMALL_GPT = {"blocks": 2, "features": 32, "heads": 2, "length": 16, "batch": 2, "vocabulary": 64}
+
+
+def by_decision(fates, decision):
+    """Values with this decision, and how many instances of each have it."""
+    counts = {key: sum(f.count for f in each if f.decision is decision) for key, each in fates.items()}
+    return {key: count for key, count in counts.items() if count}
 
 
 def kept_by_jax(traced, configuration):

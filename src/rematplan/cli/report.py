@@ -51,9 +51,9 @@ def report(
             from rematplan.report import terminal
 
             console = terminal.stdout()
-            with _reading(run_file), console.capture():  # all of it is read before any of it is shown
+            with _reading(run_file), console.capture() as whole:  # all of it is read before any of it is shown
                 console.print(terminal.render_run(run))
-            console.print(terminal.render_run(run))
+            sys.stdout.write(whole.get())
         return
     from rematplan.report.document import html_document, picture, text_document
 

@@ -7,7 +7,7 @@ planners see it; `program/saved.py` reads what JAX really keeps. Does not know J
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -131,11 +131,3 @@ def operation_at(graph: Graph, place: Place, value: int) -> tuple[Graph, Operati
         assert nested is not None
         graph = nested.graph
     return graph, graph.operations[graph.producer[value]]
-
-
-def by_decision(
-    fates: Mapping[tuple[Place, int], tuple[Fate, ...]], decision: Decision
-) -> dict[tuple[Place, int], int]:
-    """Values with this decision, and how many instances of each have it."""
-    counts = {key: sum(f.count for f in each if f.decision is decision) for key, each in fates.items()}
-    return {key: count for key, count in counts.items() if count}

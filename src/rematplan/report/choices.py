@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rematplan.report.figures import fits, same_clock
+from rematplan.report.figures import fits, same_clock, time_or_dash
 from rematplan.report.summary import NOT_CHECKPOINTING
 from rematplan.units import format_bytes
 
@@ -95,6 +95,25 @@ def choices(verb: str, record: Record) -> Choices | None:
     """The configurations of a record; None for records of verbs that measure none."""
     made = _MAKERS.get(verb)
     return made(record) if made else None
+
+
+def row_texts(found: Choices, choice: Choice) -> dict[str, Any]:
+    """One line of a table of configurations, as text; `fits` is empty without a budget, `timeline` a truth value."""
+    figures, plain = choice.figures, found.plain
+    against = ""
+    if plain is not None and plain is not choice and same_clock(figures, plain.figures):
+        against = f"{figures['seconds'] / plain.figures['seconds'] - 1:+.1%}"
+    return {
+        "name": choice.name,
+        "kind": choice.kind.value,
+        "needs": format_bytes(figures["required_bytes"]),
+        "peak": format_bytes(figures["peak_bytes"]),
+        "time": time_or_dash(figures.get("seconds")),
+        "against": against,
+        "fits": "" if found.budget_bytes is None else "yes" if fits(figures, found.budget_bytes) else "no",
+        "source": str(figures.get("source", "")),
+        "timeline": choice.has_timeline,
+    }
 
 
 def _of_plan(record: Record) -> Choices | None:

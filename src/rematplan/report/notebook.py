@@ -12,11 +12,9 @@ from typing import Any
 
 from rematplan.report import charts, pictures
 from rematplan.report.charts import Theme
-from rematplan.report.choices import Choices, choices
-from rematplan.report.figures import fits, time_or_dash
+from rematplan.report.choices import Choices, choices, row_texts
 from rematplan.report.terminal import render_text
 from rematplan.report.verdict import verdict
-from rematplan.units import format_bytes
 
 _COLUMNS = 110
 _INHERITED = Theme(text="currentColor", lines="#88888855", background="transparent", parameter="currentColor")
@@ -43,15 +41,10 @@ def html_fragment(kind: str, record: Mapping[str, Any]) -> str:
 
 
 def _rows(found: Choices) -> str:
-    rows: list[Sequence[str]] = []
-    for choice in found.items:
-        figures = choice.figures
-        row = [choice.name, format_bytes(figures["required_bytes"]), format_bytes(figures["peak_bytes"])]
-        if found.budget_bytes is not None:
-            row.append("yes" if fits(figures, found.budget_bytes) else "no")
-        rows.append([*row, time_or_dash(figures.get("seconds")), str(figures.get("source", ""))])
     fitting = ("fits",) if found.budget_bytes is not None else ()
-    return _table(("configuration", "needs", "peak", *fitting, "time", "source"), rows)
+    rows = [row_texts(found, choice) for choice in found.items]
+    keys = ("name", "needs", "peak", *fitting, "time", "source")
+    return _table(("configuration", *keys[1:]), [[row[key] for key in keys] for row in rows])
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

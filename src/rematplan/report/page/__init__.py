@@ -15,9 +15,9 @@ from importlib import resources
 from typing import Any
 
 from rematplan.report import charts
-from rematplan.report.choices import Choice, ChoiceKind, Choices, choices
+from rematplan.report.choices import Choice, ChoiceKind, Choices, choices, row_texts
 from rematplan.report.code import code_of, region_lines
-from rematplan.report.figures import at_stake, figure_rows, fits, same_clock, seconds_source, time_or_dash
+from rematplan.report.figures import at_stake, figure_rows, seconds_source
 from rematplan.report.outline import subject
 from rematplan.report.run import Run
 from rematplan.report.terminal import render_text
@@ -69,7 +69,7 @@ def _parts(run: Run, found: Choices) -> dict[str, Any]:
     follows = [_following(run, found, choice, root) for choice in found.items]
     return {
         "verdict": verdict(run.record, found),
-        "rows": [_row(found, c) for c in found.items],
+        "rows": [row_texts(found, c) for c in found.items],
         "tree": root,
         "follows": follows,
         "first": follows[found.default],
@@ -156,25 +156,6 @@ def _figures(choice: Choice) -> list[list[str]]:
     return [*rows, ["note", str(choice.figures["note"]), ""]] if choice.figures.get("note") else rows
 
 
-def _row(found: Choices, choice: Choice) -> dict[str, Any]:
-    """One line of the table of configurations."""
-    figures, plain = choice.figures, found.plain
-    against = ""
-    if plain is not None and plain is not choice and same_clock(figures, plain.figures):
-        against = f"{figures['seconds'] / plain.figures['seconds'] - 1:+.1%}"
-    return {
-        "name": choice.name,
-        "kind": choice.kind.value,
-        "needs": format_bytes(figures["required_bytes"]),
-        "peak": format_bytes(figures["peak_bytes"]),
-        "time": time_or_dash(figures.get("seconds")),
-        "against": against,
-        "fits": "" if found.budget_bytes is None else "yes" if fits(figures, found.budget_bytes) else "no",
-        "source": str(figures.get("source", "")),
-        "timeline": choice.has_timeline,
-    }
-
-
 def _assumptions(record: Mapping[str, Any], found: Choices) -> list[str]:
     """What the figures rest on, one sentence each."""
     sources = (
@@ -201,10 +182,10 @@ def _assumptions(record: Mapping[str, Any], found: Choices) -> list[str]:
             "Decisions are about values of the model: where a derivative rule keeps something of its own in a value's "
             "place (a sign, a square), the value stands for it; and the compiler may still fuse or drop what is saved."
         )
-    sources = dict.fromkeys(seconds_source(c.figures) for c in found.items if c.figures.get("modules"))
-    if sources:
+    origins = dict.fromkeys(seconds_source(c.figures) for c in found.items if c.figures.get("modules"))
+    if origins:
         said.append(
-            f"Recompute time by module is from {' or '.join(sources)}; a fused instruction counts for the module of what it "
+            f"Recompute time by module is from {' or '.join(origins)}; a fused instruction counts for the module of what it "
             "computes last."
         )
     return said
