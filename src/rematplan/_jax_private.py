@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from typing import Any
 
 import flax
@@ -149,3 +150,27 @@ def scan_sizes(params: Any) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     constants, carries, _ = params["ft_in"].unpack()
     return len(constants), len(carries)
+
+
+def propagated_specs(text: str) -> list[jax.sharding.PartitionSpec]:
+    """How the results of a StableHLO program lie after Shardy's propagation, the partitioner's own first pass.
+
+    Only whole compiles run it publicly; jaxlib's MLIR has the pass (0.10.2). A sub-axis (`"data":(1)2`) counts as its axis.
+    """
+    from jax._src.interpreters import mlir  # a context with JAX's dialects
+    from jax._src.lib.mlir import ir, passmanager  # pyright: ignore[reportPrivateImportUsage]
+
+    with mlir.make_ir_context():
+        module = ir.Module.parse(text)
+        passmanager.PassManager.parse("builtin.module(sdy-propagation-pipeline)").run(module.operation)
+        main: Any = next(op for op in module.body if str(getattr(op, "sym_name", "")) == '"main"')
+        attributes = main.attributes["res_attrs"]  # there is one for each result: its name
+        return [_spec_of(str(a["sdy.sharding"]) if "sdy.sharding" in a else "") for a in map(ir.DictAttr, attributes)]
+
+
+def _spec_of(sharding: str) -> jax.sharding.PartitionSpec:
+    """`#sdy.sharding<@mesh, [{"data"}, {"model", ?}]>` as a partition spec."""
+    listed = re.search(r"\[(.*?)\](?:, replicated|, unreduced|>)", sharding)
+    dimensions = re.findall(r"\{([^}]*)\}", listed[1]) if listed else []
+    axes = [tuple(re.findall(r'"([^"]+)"', each)) for each in dimensions]
+    return jax.sharding.PartitionSpec(*(names or None for names in axes))

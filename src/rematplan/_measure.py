@@ -105,7 +105,9 @@ def compiler_options(baseline: Baseline | None, target: Target, *, method: Metho
 def lowered(work: Workload, pure_loss: Callable[..., list[Any]] | None, target: Target, *, options: Options) -> Lowered:
     """The training step around a flat loss, lowered for the target's platform."""
     step = work.step(pure_loss)
-    program = compiler.lower(step.function, step.leaves, donated=step.donated, target=target, name=work.name)
+    program = compiler.lower(
+        step.function, step.leaves, donated=step.donated, target=target, name=work.name, sources=step.sources
+    )
     return Lowered(program, options, arguments_of(step))
 
 

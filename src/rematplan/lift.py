@@ -21,6 +21,7 @@ from rematplan.captured import held
 from rematplan.errors import InputError
 from rematplan.opened import Opened, Place, Shape, Static, close_tree, fill, is_node, join, open_tree, take_arrays
 from rematplan.pure import LeafInfo, OpenedArgument, OutputInfo, Outputs, Program, Signature
+from rematplan.sharding import in_mesh, on_abstract_mesh
 
 __all__ = ["LeafInfo", "Lifted", "OutputInfo", "Program", "abstract", "lift"]
 
@@ -68,9 +69,13 @@ class Lifted:
         """The same call through the program of an earlier one that had an equal key."""
         return Lifted(program, self.leaves, self._slots, self._objects)
 
-    def abstract(self) -> Lifted:
-        """Shapes in place of arrays, and without the caller's modules: for tracing only."""
-        return Lifted(self.program, [abstract(leaf) for leaf in self.leaves], (), None)
+    def abstract(self, leaves: Sequence[Any] | None = None) -> Lifted:
+        """Shapes in place of arrays, and without the caller's modules: for tracing only.
+
+        Args:
+          leaves: to take their place, such as shapes with shardings.
+        """
+        return Lifted(self.program, [abstract(leaf) for leaf in leaves or self.leaves], (), None)
 
     def build(self, leaves: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
         """Arguments and keywords from other leaves, with fresh modules."""
@@ -96,7 +101,8 @@ class Lifted:
 
     def _read(self) -> Outputs:
         if self.program.outputs is None:
-            jax.eval_shape(self.program, *self.leaves)
+            with in_mesh(self.leaves):
+                jax.eval_shape(self.program, *self.leaves)
         assert self.program.outputs is not None
         return self.program.outputs
 
@@ -183,11 +189,11 @@ def lift(
 def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     """Shape, dtype, weak type and sharding of an array, without the array."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf
-    sharding = None if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
-    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return on_abstract_mesh(leaf)
+    sharding = jax.typeof(leaf).sharding if isinstance(leaf, Tracer) else getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding) or sharding.mesh.size < 2:
         sharding = None  # where a single array happens to lie is no part of the program
-    return jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf), weak_type=_weak(leaf), sharding=sharding)
+    return on_abstract_mesh(jax.ShapeDtypeStruct(leaf.shape, _dtype(leaf), weak_type=_weak(leaf), sharding=sharding))
 
 
 def _refuse_hidden_modules(shapes: Sequence[Shape | Static], argument: str) -> None:

@@ -14,9 +14,11 @@ import jax
 import optax
 from flax import nnx
 from jax.extend import core as jex
+from jax.sharding import PartitionSpec
 
 from rematplan.lift import Lifted, OutputInfo, abstract, lift
 from rematplan.pure import LeafInfo
+from rematplan.sharding import constrained, in_mesh, mesh_of, placed
 
 PureLoss = Callable[..., list[Any]]
 
@@ -40,6 +42,18 @@ class StepFunction:
     donated: tuple[int, ...]
     outputs: Callable[[], tuple[OutputInfo, ...]]
 
+    def sources(self) -> tuple[int | None, ...]:
+        """For each output the argument that it is laid out like: gradients and new state like what they are of."""
+        return tuple(info.source for info in self.outputs())
+
+
+def _laid_out(values: Sequence[Any], infos: Sequence[OutputInfo], leaves: Sequence[Any]) -> list[Any]:
+    """Outputs on the devices that hold what they are of, as a training step keeps them; the compiler places the others."""
+    return [
+        value if info.source is None else constrained(value, leaves[info.source])
+        for value, info in zip(values, infos, strict=True)
+    ]
+
 
 def value_and_grad(lifted: Lifted, pure_loss: PureLoss | None, differentiated: tuple[int, ...]) -> StepFunction:
     """Loss, auxiliary results, gradients, changed state: no output more than `jax.value_and_grad` has."""
@@ -47,7 +61,7 @@ def value_and_grad(lifted: Lifted, pure_loss: PureLoss | None, differentiated: t
 
     def step(*leaves: Any) -> list[Any]:
         results, gradients, state = loss_and_grads(leaves)
-        return [*results, *gradients, *state]
+        return _laid_out([*results, *gradients, *state], outputs(), lifted.leaves)
 
     def outputs() -> tuple[OutputInfo, ...]:
         results, state = _named(lifted)
@@ -74,6 +88,7 @@ def optimizer_step(
     loss_and_grads = _loss_and_grads(lifted, pure_loss, differentiated)
     opened = lift(lambda optimizer: None, (optimizer,), {})
     count = len(lifted.leaves)
+    all_leaves = (*map(abstract, lifted.leaves), *_like_parameters(opened, lifted, differentiated))
 
     def step(*leaves: Any) -> list[Any]:
         results, gradients, state = loss_and_grads(leaves[:count])
@@ -93,7 +108,8 @@ def optimizer_step(
         for index in differentiated:
             after[index] = updated[index]
         changed = [after[i] for i in _changed(lifted, differentiated)]
-        return [*results, *created, *changed, *lift(lambda optimizer: None, (held,), {}).leaves]
+        held_after = lift(lambda optimizer: None, (held,), {}).leaves
+        return _laid_out([*results, *created, *changed, *held_after], outputs(), all_leaves)
 
     def outputs() -> tuple[OutputInfo, ...]:
         results, state = _named(lifted)
@@ -101,21 +117,36 @@ def optimizer_step(
         held = (OutputInfo("state", i.path, count + n) for n, i in enumerate(opened.info))
         return (*results, *(s for s in state if s.source is None), *changed, *held)
 
-    leaves = tuple(map(abstract, (*lifted.leaves, *opened.leaves)))
-    donated = (*_changed(lifted, differentiated), *range(count, len(leaves)))
-    return StepFunction(step, leaves, (*lifted.info, *opened.info), donated, outputs)
+    donated = (*_changed(lifted, differentiated), *range(count, len(all_leaves)))
+    return StepFunction(step, all_leaves, (*lifted.info, *opened.info), donated, outputs)
 
 
-def own_step(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> StepFunction:
-    """The user's own train step. Donated: module state that it replaces, and what its own `jit` donates."""
-    lifted = lift(function, args, kwargs).abstract()
-    closed = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
+def _like_parameters(optimizer: Lifted, lifted: Lifted, differentiated: Sequence[int]) -> list[Any]:
+    """State of an optimizer; what it holds for each parameter lies on the mesh as the parameter does."""
+    mesh = mesh_of(lifted.leaves)
+    if mesh is None:
+        return [abstract(leaf) for leaf in optimizer.leaves]
+    parameters = {lifted.info[i].path: lifted.leaves[i] for i in differentiated}
+
+    def spec(path: str, leaf: Any) -> PartitionSpec:
+        parts = path.split("/")
+        like = (parameters.get("/".join(parts[n:])) for n in range(len(parts)))
+        found = next((p for p in like if p is not None and p.shape == leaf.shape), None)
+        return found.sharding.spec if found is not None and found.sharding is not None else PartitionSpec()
+
+    return placed([abstract(leaf) for leaf in optimizer.leaves], optimizer.info, mesh, [spec])
+
+
+def own_step(lifted: Lifted) -> StepFunction:
+    """The user's own train step, opened. Donated: module state that it replaces, and what its own `jit` donates."""
+    with in_mesh(lifted.leaves):
+        closed = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
     replaced = {info.source for info in lifted.outputs if info.source is not None}
     donated = tuple(sorted(replaced | _donated_by_jit(closed.jaxpr)))
     run = jex.jaxpr_as_fun(closed)  # traced once; lowering runs this
 
     def step(*leaves: Any) -> list[Any]:
-        return list(run(*leaves))
+        return _laid_out(run(*leaves), lifted.outputs, lifted.leaves)
 
     leaves = tuple(map(abstract, lifted.leaves))
     return StepFunction(step, leaves, tuple(lifted.info), donated, lambda: lifted.outputs)

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 
 from rematplan import step as steps
 from rematplan.captured import captured, explain
 from rematplan.errors import InputError
 from rematplan.lift import LeafInfo, Lifted, lift
 from rematplan.materialize import random_array
+from rematplan.sharding import abstract_mesh, in_mesh, mesh_of, placed, spec_of
 from rematplan.step import PureLoss, StepFunction
 from rematplan.units import format_bytes, format_count
 
@@ -42,6 +45,11 @@ class Workload:
       init: makes real arguments where `args` are only shapes: `init()` or `init(seed)` -> the positional arguments.
       has_aux: whether `loss_fn` returns a pair. Default: seen from what it returns.
       name: for reports. Default: the name of `loss_fn`.
+      mesh: the devices that the step runs on together: sizes of named axes, `{"data": 4, "model": 2}`, or a mesh of JAX's. No
+        device has to be there. Default: the mesh on which the arguments' arrays lie; none means one device.
+      specs: how positional arguments lie on the mesh, one entry each: None (as its arrays say, else whole on every device), a
+        `PartitionSpec` for all of its arrays, a function `(path, array) -> PartitionSpec or None`, a mapping of paths to
+        specs, or a tree of specs like the argument (`nnx.get_partition_spec` of a model's state included).
 
     Raises:
       InputError: arguments that do not fit `loss_fn`, or a model that it captures instead of taking it as an argument.
@@ -58,6 +66,8 @@ class Workload:
         init: Callable[..., Any] | None = None,
         has_aux: bool | None = None,
         name: str | None = None,
+        mesh: Mapping[str, int] | Mesh | AbstractMesh | None = None,
+        specs: Sequence[Any] = (),
         **kwargs: Any,
     ):
         if not callable(loss_fn):
@@ -79,6 +89,12 @@ class Workload:
         self.has_aux = has_aux
         self.name = name or _name(loss_fn)
         self._lifted: dict[bool, Lifted] = {}
+        if specs and mesh is None:
+            raise InputError("specs= say how arguments lie on a mesh; give mesh= too, e.g. mesh={'data': 4}.")
+        if len(specs) > len(args):
+            raise InputError(f"specs= has {len(specs)} entries, but there are {len(args)} positional arguments.")
+        self.mesh = None if mesh is None else abstract_mesh(mesh)
+        self._specs = [spec_of(s, a, f"argument {n}") for n, (s, a) in enumerate(zip(specs, args, strict=False))]
         _check_call(step(loss_fn) if step is not None else loss_fn, args, kwargs)
         names = captured(loss_fn)
         if names:
@@ -92,7 +108,9 @@ class Workload:
         """
         if scopes not in self._lifted:
             if self.make_step is None:
-                opened = lift(self.loss_fn, self.args, self.kwargs, scopes=scopes, check=self._check_result).abstract()
+                opened = self._laid_out(
+                    lift(self.loss_fn, self.args, self.kwargs, scopes=scopes, check=self._check_result)
+                )
             else:
                 opened = self._observe(self.make_step, scopes=scopes)
             self._lifted[scopes] = opened
@@ -124,7 +142,7 @@ class Workload:
         lifted = self.lift(scopes=True)
         if self.make_step is not None:
             routed = self.make_step(self._routed(lifted, pure_loss))
-            return steps.own_step(routed, self.args, self.kwargs)
+            return steps.own_step(self._laid_out(lift(routed, self.args, self.kwargs)))
         if self.optimizer is None:
             return steps.value_and_grad(lifted, pure_loss, self.differentiated)
         model = _model_argument(lifted.info)
@@ -156,6 +174,16 @@ class Workload:
             return leaves
         optimizer = nnx.Optimizer(opened.argument(model, leaves), self.optimizer, wrt=nnx.Param)
         return [*leaves, *lift(_nothing, (optimizer,), {}).leaves]
+
+    def _laid_out(self, opened: Lifted) -> Lifted:
+        """The call with shapes in place of arrays, each with where it lies on the mesh."""
+        shapes = opened.abstract()
+        if self.mesh is None:
+            return shapes
+        # what a partial or a method binds comes first
+        bound = len(opened.program.signature.arguments) - len(self.args) - len(self.kwargs)
+        infos = [_shifted(info, bound) for info in shapes.info]
+        return shapes.abstract(placed(shapes.leaves, infos, self.mesh, self._specs))
 
     def _open(self) -> Lifted:
         """The call of the loss, or of the user's step, with the arrays that there are."""
@@ -190,14 +218,15 @@ class Workload:
             seen.append(lifted.abstract())
             return lifted.finish(lifted.pure(*lifted.leaves))
 
-        outer = lift(make_step(recorder), self.args, self.kwargs)
-        jax.eval_shape(outer.pure, *outer.abstract().leaves)
+        outer = self._laid_out(lift(make_step(recorder), self.args, self.kwargs))
+        with in_mesh(outer.leaves):
+            jax.eval_shape(outer.pure, *outer.leaves)
         if not seen:
             raise InputError(
                 f"the step of {self.name} never called the loss that make_step was given; make_step(loss_fn) must "
                 "return a train step that differentiates its argument loss_fn."
             )
-        return seen[0]
+        return _like(seen[0], outer)
 
     def _routed(self, planned: Lifted, pure_loss: PureLoss | None) -> Callable[..., Any]:
         """The loss for the user's step: a function of the user's arguments that runs the flat loss."""
@@ -256,6 +285,31 @@ class Workload:
         total = format_bytes(sum(math.prod(p.shape) * p.dtype.itemsize for p in parameters))
         lines = (f"parameters  {size}, {total}", f"inputs      {inputs or 'none'}", f"step        {step}")
         return "\n  ".join((f"Workload {self.name}", *lines))
+
+
+def _like(inner: Lifted, outer: Lifted) -> Lifted:
+    """A call inside of a step with its arrays where the step's arguments of the same path lie, as far as these say."""
+    mesh = mesh_of(outer.leaves)
+    if mesh is None:
+        return inner
+    known = {info.path: leaf for info, leaf in zip(outer.info, outer.leaves, strict=True)}
+
+    def laid_out(leaf: Any, info: LeafInfo) -> Any:
+        like = known.get(info.path)
+        if like is None or like.sharding is None or len(like.shape) != len(leaf.shape):
+            return leaf
+        try:
+            like.sharding.shard_shape(leaf.shape)
+        except ValueError:  # a part of the argument, such as a microbatch, that the devices do not divide
+            return leaf
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type, sharding=like.sharding)
+
+    return inner.abstract([laid_out(leaf, info) for leaf, info in zip(inner.leaves, inner.info, strict=True)])
+
+
+def _shifted(info: LeafInfo, bound: int) -> LeafInfo:
+    """The same leaf, its argument counted without the first ones that a partial or a method binds."""
+    return replace(info, argument=info.argument - bound) if isinstance(info.argument, int) else info
 
 
 def _model_argument(info: Sequence[LeafInfo]) -> int | str | None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from rematplan.target.chips import chips
-from rematplan.target.cost import program_cost, with_host_copies
+from rematplan.target.cost import program_cost, step_seconds
 from rematplan.target.hlo import parse
 from rematplan.target.work import Work
 from tests.target.hlo_texts import CHAIN, LIBRARY, LOOP, MIB
@@ -77,9 +77,10 @@ WRAPPED = OFFLOADING.replace("%write (", "%inner (", 1).replace(
 def test_copies_to_the_host_are_counted_by_what_they_move(text):
     cost = program_cost(parse(text), V5E)
     assert cost.host_bytes == MIB / 4  # a slice there and the same one back, side by side
-    assert with_host_copies(0.0, cost.host_bytes, V5E) == pytest.approx(MIB / 4 / V5E.host_bandwidth)
-    assert with_host_copies(1.0, cost.host_bytes, V5E) == 1.0
-    assert with_host_copies(0.5, cost.host_bytes, CPU) == 0.5  # no link to another memory
+    copying = MIB / 4 / V5E.host_bandwidth
+    assert step_seconds(0.0, host_bytes=cost.host_bytes, waiting=0.0, chip=V5E) == pytest.approx(copying)
+    assert step_seconds(1.0, host_bytes=cost.host_bytes, waiting=0.5, chip=V5E) == 1.5
+    assert step_seconds(0.5, host_bytes=cost.host_bytes, waiting=0.0, chip=CPU) == 0.5  # no link to another memory
     assert program_cost(parse(LOOP), V5E).host_bytes == 0
 
 

@@ -20,7 +20,7 @@ from rematplan.cli.userframe import users_frame
 from rematplan.errors import InputError, RematplanError
 
 BUILT_IN_MODULE = "rematplan.workloads"
-BUILT_IN = ("gpt", "mlp", "policy_mlp", "resnet", "scan_gpt", "unet", "vit")
+BUILT_IN = ("decoder", "gpt", "mlp", "policy_mlp", "resnet", "scan_gpt", "unet", "vit")
 _WORDS: dict[str, Any] = {"true": True, "false": False, "none": None}
 
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from rematplan.program.configuration import OwnRegions
 from rematplan.program.residuals import with_residuals
+from rematplan.program.shards import per_device
 from rematplan.program.trace import Traced, trace, with_names
+from rematplan.sharding import in_mesh, mesh_of
 
 if TYPE_CHECKING:
     from rematplan.workload import Workload
@@ -18,9 +20,13 @@ def traced_loss(work: Workload, *, own_regions: OwnRegions = OwnRegions.KEEP) ->
     Args:
       own_regions: whether the checkpoint regions that the loss brings along stay one operation each or are opened.
 
+    Of a program over several devices, sizes and operations are those of one device.
+
     Raises:
       InputError: the loss is not a scalar, or nothing in it can be differentiated.
     """
     lifted = work.lift(scopes=True)
-    traced = trace(lifted.pure, lifted.leaves, differentiated=work.differentiated, own_regions=own_regions)
-    return with_residuals(with_names(traced, [info.path for info in lifted.info]))
+    with in_mesh(lifted.leaves):
+        traced = trace(lifted.pure, lifted.leaves, differentiated=work.differentiated, own_regions=own_regions)
+        traced = with_residuals(with_names(traced, [info.path for info in lifted.info]))
+        return traced if mesh_of(lifted.leaves) is None else per_device(traced, lifted.leaves)

@@ -8,7 +8,7 @@ up; where nothing is known, a roofline on the schedule ranks.
 from __future__ import annotations
 
 from rematplan.target.cache import Cache
-from rematplan.target.cost import with_host_copies
+from rematplan.target.cost import step_seconds
 from rematplan.target.cycles import CycleTable
 from rematplan.target.measurement import Measurement
 from rematplan.target.target import Kind, Target
@@ -30,8 +30,12 @@ class Prices:
     def seconds(self, measurement: Measurement) -> float:
         """Seconds of a program: from its cycles where there are any, else predicted from those of others, else a roofline."""
         if self._cycles and measurement.cycles is None and self._target.chip is not None:
-            seconds = self._table.predict(measurement.costs).cycles / self._target.chip.clock_hz
-            return with_host_copies(seconds, measurement.host_bytes, self._target.chip)
+            return step_seconds(
+                self._table.predict(measurement.costs).cycles / self._target.chip.clock_hz,
+                host_bytes=measurement.host_bytes,
+                waiting=measurement.waiting_seconds,
+                chip=self._target.chip,
+            )
         if measurement.seconds is None:
             # no rates are known for this target: bytes moved rank
             return float(measurement.bytes_accessed or 0.0)

@@ -34,6 +34,7 @@ from rematplan.search.extrapolate import (
     larger,
     lengths,
 )
+from rematplan.sharding import constrained
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program
 from rematplan.target.measurement import Argument, Measurement
@@ -124,7 +125,7 @@ class Problem:
         planned = None if as_written else apply.configured(self.traced, configuration)
         step = self.work.step(planned)
         self._arguments = arguments_of(step)
-        return self._lower(step.function, step.leaves, donated=step.donated, name=self.work.name)
+        return self._lower(step.function, step.leaves, donated=step.donated, name=self.work.name, sources=step.sources)
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -134,10 +135,16 @@ class Problem:
         return self._arguments
 
     def _lower(
-        self, function: Callable[..., Any], leaves: Sequence[Any], *, donated: Sequence[int] = (), name: str
+        self,
+        function: Callable[..., Any],
+        leaves: Sequence[Any],
+        *,
+        donated: Sequence[int] = (),
+        name: str,
+        sources: Callable[[], Sequence[int | None]] | None = None,
     ) -> Program:
         begun = time.monotonic()
-        program = compiler.lower(function, leaves, donated=donated, target=self.target, name=name)
+        program = compiler.lower(function, leaves, donated=donated, target=self.target, name=name, sources=sources)
         self.lowering_seconds += time.monotonic() - begun
         return program
 
@@ -150,21 +157,32 @@ class Problem:
         folded = self._folded(repetitions)
         short = apply.configured(folded.traced, folded.configuration(configuration))
         positions = folded.traced.differentiated
+        lifted = self.work.lift(scopes=True).leaves
+        leaves = [
+            jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=getattr(lifted[position], "sharding", None))
+            for position, aval in zip(
+                folded.inputs, (folded.traced.avals[i] for i in folded.traced.graph.inputs), strict=True
+            )
+        ]
 
-        def step(*leaves: Any) -> Any:
+        def step(*arrays: Any) -> Any:
             def loss(parameters: Sequence[Any]) -> Any:
-                full = list(leaves)
+                full = list(arrays)
                 for position, x in zip(positions, parameters, strict=True):
                     full[position] = x
                 outputs = short(*full)
                 return outputs[0], outputs[1:]
 
-            return jax.value_and_grad(loss, has_aux=True)([leaves[i] for i in positions])
+            results, gradients = jax.value_and_grad(loss, has_aux=True)([arrays[i] for i in positions])
+            return results, [constrained(g, leaves[i]) for g, i in zip(gradients, positions, strict=True)]
 
-        leaves = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (folded.traced.avals[i] for i in folded.traced.graph.inputs)
-        ]
-        return self._lower(step, leaves, name=f"{self.work.name}, {repetitions} repetitions")
+        results = len(folded.traced.outputs)
+        return self._lower(
+            step,
+            leaves,
+            name=f"{self.work.name}, {repetitions} repetitions",
+            sources=lambda: (*(None,) * results, *positions),
+        )
 
     def _folded(self, repetitions: int) -> Folded:
         if not hasattr(self, "_foldings"):

@@ -5,6 +5,7 @@ measure({"target": "tpu-v5e", "stablehlo": ..., "method": "probe", ...})
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import replace
@@ -14,7 +15,7 @@ from typing import Any
 
 from rematplan.target import tpu
 from rematplan.target.chips import Chip, gpu_target_config
-from rematplan.target.cost import program_cost, with_host_copies
+from rematplan.target.cost import program_cost, step_seconds
 from rematplan.target.hlo import parse
 from rematplan.target.measurement import Measurement, Source
 from rematplan.target.stated import stated
@@ -55,19 +56,32 @@ def measure(request: dict[str, Any]) -> Measurement:
         )
     else:
         measured = _allocated(target, chip, request)
-    return replace(measured, compile_seconds=time.monotonic() - start)
+    devices = math.prod(request["mesh_shape"])
+    return replace(measured, devices=devices, compile_seconds=time.monotonic() - start)
 
 
 def _compile(target: Target, request: dict[str, Any], options: dict[str, Any]) -> Any:
     from rematplan._jax_private import compile_stablehlo
 
-    devices = _devices(target.kind, _chip(target).name, target.topology)[: request["num_devices"]]
     return compile_stablehlo(
         request["stablehlo"],
-        devices,
+        _mesh(tuple(request["mesh_shape"]), _devices(target.kind, _chip(target).name, target.topology)),
         options={**options, **request["compiler_options"]},
         load=target.kind is Kind.CPU,
     )
+
+
+def _mesh(shape: tuple[int, ...], devices: list[Any]) -> list[Any]:
+    """Devices in the order of a mesh of that shape: neighbours along its axes are neighbours on the chips' torus."""
+    from jax.experimental import mesh_utils
+
+    count = math.prod(shape)
+    if count == 1:
+        return devices[:1]
+    try:
+        return list(mesh_utils.create_device_mesh(shape, devices[:count]).flat)
+    except (NotImplementedError, ValueError):  # no such mesh on this torus without splitting an axis of it
+        return list(mesh_utils.create_device_mesh(shape, devices[:count], allow_split_physical_axes=True).flat)
 
 
 @cache
@@ -108,7 +122,9 @@ def _allocated(target: Target, chip: Chip, request: dict[str, Any]) -> Measureme
         peak_bytes=min(timeline_peak, required) if on_gpu else required,
         required_bytes=required,
         **stated(stats, cost),
-        seconds=with_host_copies(cost.roofline_seconds, cost.host_bytes, chip),
+        seconds=step_seconds(
+            cost.roofline_seconds, host_bytes=cost.host_bytes, waiting=cost.waiting_seconds, chip=chip
+        ),
         limit_bytes=limit,
         fits_limit=None if limit is None else required <= limit,
         sources={

@@ -23,6 +23,7 @@ class Chip:
       memory_bytes: as sold; compiler_memory_bytes: what the compiler or the driver lets a program have. 0 if unknown.
       bandwidth: bytes per second between memory and chip.
       host_bandwidth: bytes per second in each direction between that memory and the host's; 0 where there is no such link.
+      link_bandwidth: bytes per second that a device sends to its neighbours in a ring of devices; 0 where there is no link.
       peak_flops: dense matrix rates, operations per second, by HLO operand type ("bf16", "f32", "f8", ...).
       vector_flops: the same outside matrix units; empty if the vendor gives none.
       clock_hz: of the cycles that the TPU compiler estimates; a GPU's boost clock.
@@ -41,6 +42,7 @@ class Chip:
     source: str
     peak_flops: dict[str, float]
     host_bandwidth: float = 0.0
+    link_bandwidth: float = 0.0
     vector_flops: dict[str, float] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     topology: dict[str, str] = field(default_factory=dict)

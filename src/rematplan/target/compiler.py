@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from rematplan.target.cache import FORMAT, Cache
 from rematplan.target.cycles import CycleTable
 from rematplan.target.locations import without_callers
 from rematplan.target.measurement import Measurement, decode
-from rematplan.target.target import Kind, Target, compiler_versions
+from rematplan.target.target import Kind, Target, compiler_versions, example_topology
 from rematplan.target.workers import POOL, USER_FLAGS
 
 MAX_WORKERS = 2  # a TPU compiler takes a core and a few GB
@@ -81,6 +82,7 @@ class Program:
     Attributes:
       stablehlo: its text, with source locations and name stacks.
       argument_bytes, output_bytes: per device, unpadded.
+      mesh_shape: sizes of the axes of the mesh that it is of; empty for a program of one device.
       runnable: what it was lowered from, kept only for the target `local`, which runs it.
     """
 
@@ -88,8 +90,12 @@ class Program:
     argument_bytes: int
     output_bytes: int
     name: str = ""
-    num_devices: int = 1
+    mesh_shape: tuple[int, ...] = ()
     runnable: Runnable | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def num_devices(self) -> int:
+        return math.prod(self.mesh_shape)
 
     def key(self) -> str:
         """Hash of the text, from wherever it was lowered."""
@@ -97,25 +103,55 @@ class Program:
 
 
 def lower(
-    function: Callable[..., Any], leaves: Sequence[Any], *, donated: Sequence[int] = (), target: Target, name: str = ""
+    function: Callable[..., Any],
+    leaves: Sequence[Any],
+    *,
+    donated: Sequence[int] = (),
+    target: Target,
+    name: str = "",
+    sources: Callable[[], Sequence[int | None]] | None = None,
 ) -> Program:
     """Lower a function of flat arrays for a target's platform, in this process and without its compiler.
 
     Args:
-      leaves: arrays or shapes, one for each argument.
+      leaves: arrays or shapes, one for each argument; their shardings say what each device holds.
       donated: indices of arguments whose buffers the outputs may reuse.
+      sources: called after the trace: for each output the argument that it is laid out like, None for one that every device
+        holds.
+
+    Raises:
+      InputError: arguments lie on a mesh of more or fewer devices than the target has.
     """
     import jax
 
-    traced = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True).trace(*leaves)
-    lowered = traced.lower(lowering_platforms=(target.platform,))
-    outputs = jax.tree.leaves(lowered.out_info)
+    from rematplan.sharding import in_mesh, mesh_of, shard_bytes
+
+    mesh = mesh_of(leaves)
+    _check_devices(1 if mesh is None else mesh.size, {} if mesh is None else dict(mesh.shape), target)
+    with in_mesh(leaves):
+        traced = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True).trace(*leaves)
+        lowered = traced.lower(lowering_platforms=(target.platform,))
+    outputs: list[Any] = jax.tree.leaves(lowered.out_info)
+    if mesh is not None and sources is not None:
+        outputs = [leaf if i is None else leaves[i] for leaf, i in zip(outputs, sources(), strict=True)]
     return Program(
         stablehlo=lowered.as_text(debug_info=True),
-        argument_bytes=sum(_bytes(leaf) for leaf in leaves),
-        output_bytes=sum(_bytes(leaf) for leaf in outputs),
+        argument_bytes=sum(map(shard_bytes, leaves)),
+        output_bytes=sum(map(shard_bytes, outputs)),
+        mesh_shape=() if mesh is None else tuple(mesh.shape.values()),
         name=name or getattr(function, "__name__", ""),
         runnable=Runnable(function, tuple(leaves), tuple(donated)) if target.kind is Kind.LOCAL else None,
+    )
+
+
+def _check_devices(devices: int, axes: dict[str, int], target: Target) -> None:
+    if target.kind is Kind.LOCAL or devices == target.device_count or devices == 1:
+        return
+    shape = "x".join(map(str, axes.values()))
+    chip = target.name.partition(":")[0]
+    raise InputError(
+        f"the arguments lie on a mesh of {devices} devices ({shape}: {', '.join(f'{k}={n}' for k, n in axes.items())}), but "
+        f"{target.name} is {target.device_count}; name a target of {devices}, such as {example_topology(chip, devices)}."
     )
 
 
@@ -177,7 +213,7 @@ def _measure(program: Program, options: Options, target: Target, cache: Cache) -
     if target.kind is Kind.LOCAL:
         return _measure_here(program, options, target)
     measured = _measure_there(program, options, target, cache)
-    if target.device_count > program.num_devices:
+    if target.device_count > program.num_devices:  # 1: anything else was refused
         said = f"{target.name} has {target.device_count} devices, and the program is of one: figures are as if each ran it all"
         measured = replace(measured, warnings=(*measured.warnings, said))
     return measured
@@ -193,7 +229,7 @@ def _measure_there(program: Program, options: Options, target: Target, cache: Ca
         "stablehlo": program.stablehlo,
         "argument_bytes": program.argument_bytes,
         "output_bytes": program.output_bytes,
-        "num_devices": program.num_devices,
+        "mesh_shape": list(program.mesh_shape),
         "method": options.method.value,
         "limit_bytes": options.limit_bytes,
         "rematerialization": options.rematerialization.value,
@@ -231,7 +267,7 @@ def _key(program: Program, options: Options, target: Target) -> str:
     parts = {
         "format": FORMAT,
         "program": program.key(),
-        "devices": program.num_devices,
+        "devices": program.mesh_shape,
         "target": target.name,
         "topology": target.topology,
         "chip": repr(target.chip),
@@ -243,12 +279,3 @@ def _key(program: Program, options: Options, target: Target) -> str:
         "flags": {name: os.environ.get(name, "") for name in USER_FLAGS},
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]
-
-
-def _bytes(leaf: Any) -> int:
-    from rematplan._jax_private import itemsize
-
-    size = 1
-    for n in leaf.shape:
-        size *= int(n)
-    return size * itemsize(leaf.dtype)

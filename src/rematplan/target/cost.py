@@ -14,10 +14,11 @@ from dataclasses import astuple, dataclass
 
 from rematplan.scopes import module_path, without_indices
 from rematplan.target.chips import Chip
+from rematplan.target.collectives import Clock
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter, Operations
 from rematplan.target.hlo import HBM, HOST, Computation, Instruction, Module, executions
-from rematplan.target.measurement import InstructionCost, ModuleTime
+from rematplan.target.measurement import CollectiveUse, InstructionCost, ModuleTime
 from rematplan.target.provenance import Pass, Provenance, pass_of
 from rematplan.target.work import Work, WorkCounter
 
@@ -33,6 +34,8 @@ class ProgramCost:
       cycles: the compiler's estimate; None if it gave none.
       host_bytes: copied to and from the host's memory, the larger of both directions.
       modules: seconds by module and pass: from cycles where there are any, else of the roofline.
+      collectives: by kind and pass.
+      waiting_seconds: in which nothing is computed, because a collective is waited for; part of neither of the others.
     """
 
     flops: float
@@ -42,6 +45,8 @@ class ProgramCost:
     instructions: tuple[InstructionCost, ...]
     host_bytes: float = 0.0
     modules: tuple[ModuleTime, ...] = ()
+    collectives: tuple[CollectiveUse, ...] = ()
+    waiting_seconds: float = 0.0
 
 
 def program_cost(module: Module, chip: Chip) -> ProgramCost:
@@ -53,7 +58,7 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
     works = WorkCounter(module, chip)
     counts: dict[tuple[str, int | None], int] = {}
     kinds: dict[tuple[str, int | None], tuple[float, Work]] = {}
-    shares = _Shares(module)
+    shares, clock = _Shares(module), Clock(module, chip)
     for instruction, times in executions(module):
         if instruction.opcode in FREE:
             continue
@@ -62,13 +67,17 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         if instruction.opcode.endswith("-start"):
             out, back = _host_bytes(instruction)
             to_host, from_host = to_host + times * out, from_host + times * back
-        if instruction.opcode.endswith(("-start", "-done")):
-            continue  # asynchronous copies run beside the computation: their bytes count, their time does not
         operations = counter.operations(instruction)
-        flops += times * (sum(operations[0].values()) + operations[1])
         roofline = _roofline(operations, hbm_bytes, chip)
-        seconds += times * roofline
         estimated = instruction.cycles
+        communicates, waited, cause = clock.passes(
+            instruction, times, estimated / chip.clock_hz if estimated is not None else roofline
+        )
+        shares.wait(cause, times * waited)
+        if communicates or instruction.opcode.endswith(("-start", "-done")):
+            continue  # asynchronous copies run beside the computation: their bytes count, their time does not
+        flops += times * (sum(operations[0].values()) + operations[1])
+        seconds += times * roofline
         if estimated is not None:
             any_cycles = True
             cycles += times * estimated
@@ -89,12 +98,20 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         instructions,
         max(to_host, from_host),
         shares.modules(clock_hz=chip.clock_hz if any_cycles else None),
+        clock.uses(),
+        clock.waited,
     )
 
 
-def with_host_copies(seconds: float, host_bytes: float, chip: Chip) -> float:
-    """Seconds of a program whose copies to and from the host run beside its computation, as fast as the link allows."""
-    return max(seconds, host_bytes / chip.host_bandwidth) if chip.host_bandwidth else seconds
+def step_seconds(computing: float, *, host_bytes: float, waiting: float, chip: Chip) -> float:
+    """Seconds of a step from those in which it computes.
+
+    Args:
+      host_bytes: copies to and from the host run beside the computation, as fast as the link allows.
+      waiting: seconds in which collectives are waited for.
+    """
+    copying = host_bytes / chip.host_bandwidth if chip.host_bandwidth else 0.0
+    return max(computing, copying) + waiting
 
 
 def _roofline(operations: Operations, hbm_bytes: float, chip: Chip) -> float:
@@ -111,18 +128,31 @@ class _Shares:
     def __init__(self, module: Module):
         self._provenance = Provenance(module)
         self._totals: dict[tuple[str, Pass], list[float]] = {}
+        self._waits: dict[tuple[str, Pass], float] = {}
 
     def add(self, instruction: Instruction, *, cycles: float, roofline_seconds: float) -> None:
-        op_name = self._provenance.maker(instruction).op_name
-        total = self._totals.setdefault((without_indices(module_path(op_name)), pass_of(op_name)), [0.0, 0.0])
+        total = self._totals.setdefault(self._place(instruction), [0.0, 0.0])
         total[0] += cycles
         total[1] += roofline_seconds
+
+    def wait(self, collective: Instruction, seconds: float) -> None:
+        """A collective is waited for."""
+        if seconds:
+            place = self._place(collective)
+            self._totals.setdefault(place, [0.0, 0.0])
+            self._waits[place] = self._waits.get(place, 0.0) + seconds
+
+    def _place(self, instruction: Instruction) -> tuple[str, Pass]:
+        op_name = self._provenance.maker(instruction).op_name
+        return without_indices(module_path(op_name)), pass_of(op_name)
 
     def modules(self, *, clock_hz: float | None) -> tuple[ModuleTime, ...]:
         """Most time first; what takes none is left out."""
         found = (
-            ModuleTime(module, step_pass.value, cycles / clock_hz if clock_hz else seconds)
-            for (module, step_pass), (cycles, seconds) in self._totals.items()
+            ModuleTime(
+                place[0], place[1].value, self._waits.get(place, 0.0) + (cycles / clock_hz if clock_hz else seconds)
+            )
+            for place, (cycles, seconds) in self._totals.items()
         )
         return tuple(sorted((t for t in found if t.seconds), key=lambda t: (-t.seconds, t.module, t.step_pass)))
 

@@ -44,10 +44,15 @@ _SPACE = re.compile(r"S\((\d+)\)")
 _TUPLE_COMMENT = re.compile(r"/\*.*?\*/")
 _TABLE_ROW = re.compile(r"(\d+) (.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
+_PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+# between places or, the last ones, between devices
 _MOVES = frozenset(
-    {"parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple"}
-)
+    {
+        "parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple",
+        "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ragged-all-to-all", "collective-permute",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,11 @@ class Leaf:
     @property
     def elements(self) -> int:
         return math.prod(self.dimensions)
+
+    @property
+    def bits(self) -> int:
+        """Of one element."""
+        return dtype_bits(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,7 @@ class Module:
     Attributes:
       aliased_outputs: paths of the entry's outputs that reuse a donated argument's buffer.
       tables: the module's file, function, location and stack-frame tables, as text rows by number.
+      num_partitions: devices that run it, each on its own part of the arrays.
     """
 
     name: str
@@ -148,6 +159,7 @@ class Module:
     entry_name: str
     aliased_outputs: frozenset[tuple[int, ...]]
     tables: dict[str, dict[int, str]]
+    num_partitions: int = 1
 
     @property
     def entry(self) -> Computation:
@@ -206,7 +218,15 @@ def parse(text: str) -> Module:
     if entry_name not in computations:
         raise ValueError("HLO text without an entry computation")
     module_name = header.removeprefix("HloModule ").split(",", 1)[0]
-    return Module(module_name, computations, entry_name, _aliased_outputs(header), tables)
+    partitions = _PARTITIONS.search(header)
+    return Module(
+        module_name,
+        computations,
+        entry_name,
+        _aliased_outputs(header),
+        tables,
+        int(partitions[1]) if partitions else 1,
+    )
 
 
 def _instruction(line: str) -> Instruction | None:
@@ -341,7 +361,7 @@ def _integer_constants(module: Module, name: str) -> Iterator[int]:
 def executions(module: Module) -> Iterator[tuple[Instruction, int]]:
     """Every scheduled instruction with how often it runs. Fusions are one instruction; loop bodies are entered.
 
-    Each branch of a conditional is counted once. An asynchronous copy is one instruction, however it is written.
+    Each branch of a conditional is counted once. An asynchronous copy or collective is one instruction, however it is written.
     """
     return _executions(module, module.entry, 1)
 

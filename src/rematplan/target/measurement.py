@@ -73,6 +73,25 @@ class ModuleTime:
 
 
 @dataclass(frozen=True)
+class CollectiveUse:
+    """Communication between devices in one step: collectives of one kind in one pass.
+
+    Attributes:
+      kind: as HLO calls it: all-reduce, all-gather, reduce-scatter, all-to-all, collective-permute.
+      step_pass: as `ModuleTime.step_pass`; those of "recompute" are made once more because a region runs again.
+      count: executions in one step.
+      bytes: of the arrays that are gathered, reduced or scattered, added up.
+      seconds: of a ring over the chip's links, whether or not computation hides them.
+    """
+
+    kind: str
+    step_pass: str
+    count: int
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Buffer:
     """One buffer that is live at the peak.
 
@@ -155,6 +174,9 @@ class Measurement(Displayed):
       timeline: live bytes along the schedule.
       warnings: what a reader of the figures should know, a sentence each.
       host_bytes: copied to the host's memory and back, per step, each way; `seconds` is at least what that takes.
+      devices: that run the program together; every figure is of one of them.
+      collectives: communication between them, by kind and pass.
+      waiting_seconds: part of `seconds` in which communication is waited for: what computation does not hide.
       sources: figure name -> "probed", "compiled", "run", or for seconds as above.
       fits_limit: whether it compiled under the limit that was asked for; None if no limit was asked for.
       modules: seconds by module and pass; they add up to `seconds`, but for copies to the host.
@@ -181,6 +203,9 @@ class Measurement(Displayed):
     fits_limit: bool | None = None
     compile_seconds: float = 0.0
     cached: bool = False
+    devices: int = 1
+    collectives: tuple[CollectiveUse, ...] = ()
+    waiting_seconds: float = 0.0
     sources: dict[str, str] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline)
     warnings: tuple[str, ...] = ()
@@ -219,6 +244,7 @@ def decode(encoded: dict[str, Any]) -> Measurement:
             argument_bytes=tuple(timeline["argument_bytes"]),
         ),
         "modules": tuple(ModuleTime(**t) for t in encoded["modules"]),
+        "collectives": tuple(CollectiveUse(**c) for c in encoded["collectives"]),
         "costs": tuple(InstructionCost(*row[:4], work=tuple(row[4])) for row in encoded["costs"]),
     }
     return Measurement(**values)

@@ -18,4 +18,6 @@ def stated(memory: Any, cost: ProgramCost) -> dict[str, Any]:
         "flops": cost.flops,
         "bytes_accessed": cost.bytes_accessed,
         "host_bytes": cost.host_bytes,
+        "collectives": cost.collectives,
+        "waiting_seconds": cost.waiting_seconds,
     }

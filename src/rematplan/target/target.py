@@ -1,6 +1,6 @@
 """Names of targets -> what to compile for.
 
-Comes in: `"tpu-v5e"`, `"tpu-v5e:4x4"`, `"gpu-h100"`, `"gpu-h100:8"`, `"cpu"` or `"local"`. Goes out: a `Target`.
+Comes in: `"tpu-v5e"`, `"tpu-v5e:4x4"`, `"gpu-h100"`, `"gpu-h100:8"`, `"cpu"`, `"cpu:8"` or `"local"`. Goes out: a `Target`.
 Whether a compiler is installed is looked up without loading it: the caller's process never loads a TPU or GPU compiler.
 
     target = resolve("tpu-v5e")
@@ -20,6 +20,7 @@ from enum import Enum
 from rematplan.errors import InputError
 from rematplan.target.chips import Chip, chips
 
+CPU_DEVICES = 64  # virtual ones, at most
 _NEAREST = 3  # names suggested for an unknown one
 _SHAPE = re.compile(r"\d+(x\d+)*")
 _GPU_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
@@ -94,7 +95,8 @@ def resolve(name: str) -> Target:
     """The target of that name.
 
     Args:
-      name: a chip ("tpu-v5e"), a chip with a topology ("tpu-v5e:4x4", "gpu-h100:8"), "cpu" or "local".
+      name: a chip ("tpu-v5e"), a chip with a topology ("tpu-v5e:4x4", "gpu-h100:8"), "cpu", "cpu:8" for eight virtual
+        devices, or "local".
 
     Raises:
       InputError: unknown chip (with the nearest names), a topology that is none, or its compiler is not installed.
@@ -106,9 +108,7 @@ def resolve(name: str) -> Target:
         return Target("local", Kind.LOCAL)
     chip = _chip(base)
     if chip.kind == "cpu":
-        if shape:
-            raise InputError(f"target {name!r}: cpu takes no topology; write cpu.")
-        return Target("cpu", Kind.CPU, chip)
+        return _cpu(name, shape, chip)
     if shape and (not _SHAPE.fullmatch(shape) or math.prod(_sizes(shape)) < 1):
         example = "gpu-h100:8" if chip.kind == "gpu" else "tpu-v5e:4x4"
         raise InputError(f"target {name!r}: {shape!r} is no topology; write sizes, e.g. {example}.")
@@ -123,6 +123,15 @@ def resolve(name: str) -> Target:
     family = chip.topology["name"].partition(":")[0]
     topology = f"{family}:{shape}" if shape else chip.topology["name"]
     return Target(full_name, Kind.TPU, chip, topology, count, memory)
+
+
+def _cpu(name: str, shape: str, chip: Chip) -> Target:
+    """The CPU as one device, or as several virtual ones."""
+    if not shape:
+        return Target("cpu", Kind.CPU, chip)
+    if not shape.isdigit() or not 1 <= int(shape) <= CPU_DEVICES:
+        raise InputError(f"target {name!r}: write cpu, or cpu:8 for eight virtual devices (at most {CPU_DEVICES}).")
+    return Target(f"cpu:{int(shape)}", Kind.CPU, chip, device_count=int(shape))
 
 
 def targets() -> list[TargetInfo]:
@@ -167,6 +176,21 @@ def _chip(name: str) -> Chip:
     close += [n for n in names if name and name.lower() in n and n not in close]
     nearest = ", ".join(close[:_NEAREST] or names)
     raise InputError(f"unknown target {name!r}; nearest: {nearest}. `rematplan targets` lists all.")
+
+
+def example_topology(name: str, devices: int) -> str:
+    """A target of that chip with so many devices, for messages: "tpu-v5e:4x4", "gpu-h100:8"."""
+    chip = chips().get(name)
+    if chip is None or chip.kind != "tpu":
+        return f"{name}:{devices}"
+    axes = len(_sizes(chip.topology["name"].partition(":")[2]))
+    sizes, left = [], devices
+    for axis in range(axes, 0, -1):  # as even as it goes, smallest first
+        size = max((n for n in range(1, left + 1) if left % n == 0 and n**axis <= left), default=1)
+        sizes.append(size)
+        left //= size
+    sizes[-1] *= left
+    return f"{name}:{'x'.join(map(str, sizes))}"
 
 
 def _sizes(shape: str) -> list[int]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rematplan.target.chips import Chip
-from rematplan.target.cost import program_cost, with_host_copies
+from rematplan.target.cost import program_cost, step_seconds
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter
 from rematplan.target.hlo import Module, executions, parse
@@ -127,8 +127,12 @@ def _measurement(
         code_bytes=code,
         flops=cost.flops,
         bytes_accessed=cost.bytes_accessed,
-        seconds=with_host_copies(cost.roofline_seconds, cost.host_bytes, chip),
+        seconds=step_seconds(
+            cost.roofline_seconds, host_bytes=cost.host_bytes, waiting=cost.waiting_seconds, chip=chip
+        ),
         host_bytes=cost.host_bytes,
+        collectives=cost.collectives,
+        waiting_seconds=cost.waiting_seconds,
         sources={
             "peak_bytes": "probed",
             "required_bytes": "probed",
@@ -171,7 +175,7 @@ def _compiled(
         required_bytes=required,
         **stated(stats, cost),
         cycles=cost.cycles,
-        seconds=with_host_copies(seconds, cost.host_bytes, chip),
+        seconds=step_seconds(seconds, host_bytes=cost.host_bytes, waiting=cost.waiting_seconds, chip=chip),
         limit_bytes=limit_bytes,
         fits_limit=None if limit_bytes is None else True,
         sources={

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rematplan.errors import CompilerError
-from rematplan.target.target import Kind
+from rematplan.target.target import CPU_DEVICES, Kind
 
 _LAST_LINES = 6  # of a crashed child's standard error, quoted in the error
 
@@ -38,7 +38,7 @@ _ENVIRONMENT = {
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # no lock file: several children, and whoever has a real TPU open
     },
     Kind.GPU: {"JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1"},
-    Kind.CPU: {},
+    Kind.CPU: {"JAX_NUM_CPU_DEVICES": str(CPU_DEVICES)},  # more than one cost nothing
 }
 # They describe the machine's own TPUs (a TPU VM sets them, and so does JAX when it looks for one) and would be taken
 # for a description of the absent ones.

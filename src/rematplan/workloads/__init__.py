@@ -8,6 +8,7 @@ and inputs when `verify` asks for them.
 
 from __future__ import annotations
 
+from rematplan.workloads._decoder import decoder
 from rematplan.workloads._gpt import gpt
 from rematplan.workloads._mlp import mlp
 from rematplan.workloads._policy_mlp import policy_mlp
@@ -16,4 +17,4 @@ from rematplan.workloads._scan_gpt import scan_gpt
 from rematplan.workloads._unet import unet
 from rematplan.workloads._vit import vit
 
-__all__ = ["gpt", "mlp", "policy_mlp", "resnet", "scan_gpt", "unet", "vit"]
+__all__ = ["decoder", "gpt", "mlp", "policy_mlp", "resnet", "scan_gpt", "unet", "vit"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from flax import nnx
 
 from rematplan.errors import InputError
 from rematplan.workload import Workload
+from rematplan.workloads._layout import batch, parameters
 
 # Random numbers are made once: optimizing that program would take many times longer than running it.
 _QUICK_TO_COMPILE: dict[str, Any] = {"xla_backend_optimization_level": 0}
@@ -22,6 +23,7 @@ def build(
     name: str,
     model: Callable[[nnx.Rngs], nnx.Module],
     inputs: Callable[[jax.Array], tuple[jax.Array, ...]],
+    mesh: Mapping[str, int] | None = None,
 ) -> Workload:
     """A workload on shapes only.
 
@@ -29,6 +31,7 @@ def build(
       loss: `loss(model, *inputs)`, a scalar.
       model: makes the model from its random streams.
       inputs: makes the other arguments from a key.
+      mesh: sizes of its axes; parameters and inputs lie on it as `_layout` says.
     """
 
     def make(seed: int) -> tuple[Any, ...]:
@@ -45,7 +48,10 @@ def build(
         state, *others = jax.jit(arrays, compiler_options=_QUICK_TO_COMPILE)()
         return nnx.merge(structure, state), *others
 
-    return Workload(loss, abstract, *shapes, init=init, name=name)
+    if mesh is None:
+        return Workload(loss, abstract, *shapes, init=init, name=name)
+    specs = [parameters(mesh), *(batch(mesh) for _ in shapes)]
+    return Workload(loss, abstract, *shapes, init=init, name=name, mesh=mesh, specs=specs)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:

@@ -5,12 +5,15 @@ Shapes in comments: B batch, T length, D features, H heads, K = D / H, V vocabul
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from rematplan.workload import Workload
 from rematplan.workloads._build import build, check_dtype, check_multiple, check_sizes, cross_entropy
+from rematplan.workloads._layout import laid_out, mesh_axes, splits_features
 
 _MASKED = -1e9  # score of a position in the future: exp of it is 0 in float32
 
@@ -24,7 +27,10 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         B, T, D = x.shape
         H, K = self.heads, D // self.heads
-        q, k, v = jnp.split(self.qkv(x).reshape(B, T, 3 * H, K), 3, axis=2)  # (B, T, H, K) each
+        if splits_features():  # a head's three parts side by side, so that heads go to devices whole
+            q, k, v = jnp.split(self.qkv(x).reshape(B, T, H, 3 * K), 3, axis=3)  # (B, T, H, K) each
+        else:
+            q, k, v = jnp.split(self.qkv(x).reshape(B, T, 3 * H, K), 3, axis=2)
         scores = jnp.einsum("bqhk,bshk->bhqs", q, k) / jnp.sqrt(K).astype(x.dtype)  # (B, H, T, T)
         past = jnp.tril(jnp.ones((T, T), bool))
         scores = jnp.where(past, scores.astype(jnp.float32), _MASKED)  # softmax in float32
@@ -51,7 +57,7 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.attn(self.norm1(x))  # (B, T, D)
-        return x + self.mlp(self.norm2(x))
+        return laid_out(x + self.mlp(self.norm2(x)), "batch")
 
 
 class GPT(nnx.Module):
@@ -72,10 +78,10 @@ class GPT(nnx.Module):
         self.norm = nnx.LayerNorm(features, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = self.embed(tokens) + self.position(jnp.arange(tokens.shape[1]))  # (B, T, D)
+        x = laid_out(self.embed(tokens) + self.position(jnp.arange(tokens.shape[1])), "batch")  # (B, T, D)
         for block in self.blocks:
             x = block(x)
-        return self.embed.attend(self.norm(x))  # (B, T, V)
+        return laid_out(self.embed.attend(self.norm(x)), "batch", None, "model")  # (B, T, V)
 
 
 def next_token_loss(model: nnx.Module, tokens: jax.Array) -> jax.Array:
@@ -94,11 +100,13 @@ def gpt(
     batch: int = 16,
     vocabulary: int = 8192,
     dtype: str = "bfloat16",
+    mesh: str | Mapping[str, int] | None = None,
 ) -> Workload:
     """A GPT with `blocks` unrolled blocks."""
     check_sizes("gpt", blocks=blocks, features=features, heads=heads, length=length, batch=batch, vocabulary=vocabulary)
     check_multiple("gpt", features=features, heads=heads)
     kind = check_dtype("gpt", dtype)
+    axes = mesh_axes("gpt", mesh, tensor_parallel=True)
     return build(
         next_token_loss,
         name="gpt",
@@ -106,4 +114,5 @@ def gpt(
             blocks=blocks, features=features, heads=heads, length=length, vocabulary=vocabulary, dtype=kind, rngs=rngs
         ),
         inputs=lambda key: (jax.random.randint(key, (batch, length), 0, vocabulary),),
+        mesh=axes,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from flax import nnx
 from rematplan.errors import InputError
 from rematplan.workload import Workload
 from rematplan.workloads._build import build, check_dtype, check_sizes
+from rematplan.workloads._layout import laid_out, mesh_axes
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"relu": jax.nn.relu, "gelu": jax.nn.gelu}
 
@@ -30,7 +31,7 @@ class MLP(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         for layer in self.layers:
-            x = self.activation(layer(x))  # (B, F)
+            x = laid_out(self.activation(layer(x)), "batch")  # (B, F)
         return x
 
 
@@ -40,16 +41,24 @@ def loss(model: MLP, x: jax.Array) -> jax.Array:
 
 
 def mlp(
-    *, blocks: int = 16, features: int = 1024, batch: int = 8192, activation: str = "relu", dtype: str = "float32"
+    *,
+    blocks: int = 16,
+    features: int = 1024,
+    batch: int = 8192,
+    activation: str = "relu",
+    dtype: str = "float32",
+    mesh: str | Mapping[str, int] | None = None,
 ) -> Workload:
     """`blocks` layers of `features` x `features` on a batch of vectors; activation is relu or gelu."""
     check_sizes("mlp", blocks=blocks, features=features, batch=batch)
     if activation not in ACTIVATIONS:
         raise InputError(f"mlp: activation={activation!r} is unknown; use {' or '.join(ACTIVATIONS)}.")
     kind = check_dtype("mlp", dtype)
+    axes = mesh_axes("mlp", mesh, tensor_parallel=False)
     return build(
         loss,
         name="mlp",
         model=lambda rngs: MLP(blocks, features, activation=ACTIVATIONS[activation], dtype=kind, rngs=rngs),
         inputs=lambda key: (jax.random.normal(key, (batch, features), kind),),
+        mesh=axes,
     )

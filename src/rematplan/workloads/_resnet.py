@@ -6,6 +6,8 @@ and 4 * F * 2^i outer channels.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -13,6 +15,7 @@ from flax import nnx
 from rematplan.errors import InputError
 from rematplan.workload import Workload
 from rematplan.workloads._build import build, check_dtype, check_sizes, cross_entropy
+from rematplan.workloads._layout import mesh_axes
 
 _EXPANSION = 4  # outer channels of a bottleneck by inner channels, as in ResNet-50
 
@@ -76,6 +79,7 @@ def resnet(
     batch: int = 32,
     classes: int = 1000,
     dtype: str = "bfloat16",
+    mesh: str | Mapping[str, int] | None = None,
 ) -> Workload:
     """ResNet-50 by default; `blocks`: bottlenecks in each stage, or one number for each of four stages."""
     stages = (blocks,) * 4 if isinstance(blocks, int) else tuple(blocks)
@@ -85,6 +89,7 @@ def resnet(
         check_sizes("resnet", blocks=count)
     check_sizes("resnet", features=features, image=image, batch=batch, classes=classes)
     kind = check_dtype("resnet", dtype)
+    axes = mesh_axes("resnet", mesh, tensor_parallel=False)
 
     def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
         of_images, of_labels = jax.random.split(key)
@@ -96,4 +101,5 @@ def resnet(
         name="resnet",
         model=lambda rngs: ResNet(stages=stages, features=features, classes=classes, dtype=kind, rngs=rngs),
         inputs=inputs,
+        mesh=axes,
     )

@@ -5,6 +5,8 @@ Shapes in comments: B batch, T length, D features, V vocabulary, N blocks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,6 +14,7 @@ from flax import nnx
 from rematplan.workload import Workload
 from rematplan.workloads._build import build, check_dtype, check_multiple, check_sizes
 from rematplan.workloads._gpt import Block, next_token_loss
+from rematplan.workloads._layout import laid_out, mesh_axes
 
 
 class ScanGPT(nnx.Module):
@@ -41,9 +44,9 @@ class ScanGPT(nnx.Module):
         def through(x: jax.Array, block: Block) -> jax.Array:
             return block(x)  # (B, T, D)
 
-        x = self.embed(tokens) + self.position(jnp.arange(tokens.shape[1]))  # (B, T, D)
+        x = laid_out(self.embed(tokens) + self.position(jnp.arange(tokens.shape[1])), "batch")  # (B, T, D)
         x = through(x, self.blocks)
-        return self.embed.attend(self.norm(x))  # (B, T, V)
+        return laid_out(self.embed.attend(self.norm(x)), "batch", None, "model")  # (B, T, V)
 
 
 def scan_gpt(
@@ -55,6 +58,7 @@ def scan_gpt(
     batch: int = 16,
     vocabulary: int = 8192,
     dtype: str = "bfloat16",
+    mesh: str | Mapping[str, int] | None = None,
 ) -> Workload:
     """A GPT whose blocks are one `nnx.scan`."""
     check_sizes(
@@ -62,6 +66,7 @@ def scan_gpt(
     )
     check_multiple("scan_gpt", features=features, heads=heads)
     kind = check_dtype("scan_gpt", dtype)
+    axes = mesh_axes("scan_gpt", mesh, tensor_parallel=True)
     return build(
         next_token_loss,
         name="scan_gpt",
@@ -69,4 +74,5 @@ def scan_gpt(
             blocks=blocks, features=features, heads=heads, length=length, vocabulary=vocabulary, dtype=kind, rngs=rngs
         ),
         inputs=lambda key: (jax.random.randint(key, (batch, length), 0, vocabulary),),
+        mesh=axes,
     )

@@ -5,12 +5,15 @@ Shapes in comments: B batch, S image size, F features; level i works on maps of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from rematplan.workload import Workload
 from rematplan.workloads._build import build, check_dtype, check_multiple, check_sizes
+from rematplan.workloads._layout import mesh_axes
 
 _GROUPS = 8  # of group normalization
 
@@ -83,12 +86,14 @@ def unet(
     image: int = 64,
     batch: int = 32,
     dtype: str = "bfloat16",
+    mesh: str | Mapping[str, int] | None = None,
 ) -> Workload:
     """A U-Net of `levels` resolutions with `blocks` residual blocks on each way through a level."""
     check_sizes("unet", levels=levels, blocks=blocks, features=features, image=image, batch=batch)
     check_multiple("unet", image=image, halvings=2 ** (levels - 1))
     check_multiple("unet", features=features, groups=_GROUPS)
     kind = check_dtype("unet", dtype)
+    axes = mesh_axes("unet", mesh, tensor_parallel=False)
 
     def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
         of_images, of_noise = jax.random.split(key)
@@ -100,4 +105,5 @@ def unet(
         name="unet",
         model=lambda rngs: UNet(levels=levels, blocks=blocks, features=features, dtype=kind, rngs=rngs),
         inputs=inputs,
+        mesh=axes,
     )

@@ -5,6 +5,8 @@ Shapes in comments: B batch, S image size, P patch size, T = (S / P)^2 patches, 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,6 +14,7 @@ from flax import nnx
 from rematplan.errors import InputError
 from rematplan.workload import Workload
 from rematplan.workloads._build import build, check_dtype, check_multiple, check_sizes, cross_entropy
+from rematplan.workloads._layout import laid_out, mesh_axes, splits_features
 
 
 class Attention(nnx.Module):
@@ -23,7 +26,10 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         B, T, D = x.shape
         H, K = self.heads, D // self.heads
-        q, k, v = jnp.split(self.qkv(x).reshape(B, T, 3 * H, K), 3, axis=2)  # (B, T, H, K) each
+        if splits_features():  # a head's three parts side by side, so that heads go to devices whole
+            q, k, v = jnp.split(self.qkv(x).reshape(B, T, H, 3 * K), 3, axis=3)  # (B, T, H, K) each
+        else:
+            q, k, v = jnp.split(self.qkv(x).reshape(B, T, 3 * H, K), 3, axis=2)
         scores = jnp.einsum("bqhk,bshk->bhqs", q, k) / jnp.sqrt(K).astype(x.dtype)  # (B, H, T, T)
         weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(x.dtype)
         context = jnp.einsum("bhqs,bshk->bqhk", weights, v)  # (B, T, H, K)
@@ -49,7 +55,7 @@ class Block(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.dropout(self.attn(self.norm1(x)))  # (B, T, D)
-        return x + self.dropout(self.mlp(self.norm2(x)))
+        return laid_out(x + self.dropout(self.mlp(self.norm2(x))), "batch")
 
 
 class ViT(nnx.Module):
@@ -76,7 +82,7 @@ class ViT(nnx.Module):
     def __call__(self, images: jax.Array) -> jax.Array:
         x = self.embed(images)  # (B, S, S, 3) -> (B, S/P, S/P, D)
         x = x.reshape(x.shape[0], -1, x.shape[-1])  # (B, T, D)
-        x = x + self.position.embedding[...].astype(x.dtype)
+        x = laid_out(x + self.position.embedding[...].astype(x.dtype), "batch")
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x).mean(axis=1))  # (B, D) -> (B, classes)
@@ -98,6 +104,7 @@ def vit(
     classes: int = 1000,
     dropout: float = 0.1,
     dtype: str = "bfloat16",
+    mesh: str | Mapping[str, int] | None = None,
 ) -> Workload:
     """A ViT of the small width with dropout on every branch."""
     check_sizes(
@@ -115,6 +122,7 @@ def vit(
     if not 0 <= dropout < 1:
         raise InputError(f"vit: dropout={dropout!r} is not a rate from 0 up to, but not including, 1.")
     kind = check_dtype("vit", dtype)
+    axes = mesh_axes("vit", mesh, tensor_parallel=True)
 
     def inputs(key: jax.Array) -> tuple[jax.Array, ...]:
         of_images, of_labels = jax.random.split(key)
@@ -136,4 +144,5 @@ def vit(
             rngs=rngs,
         ),
         inputs=inputs,
+        mesh=axes,
     )

@@ -1,0 +1,131 @@
+"""What one device holds and computes of a program that is spread over a mesh.
+
+Comes in: a traced program whose inputs have shardings. Goes out: the same program with the bytes of every value and the
+operations of every equation as one device has them. Nothing is guessed: the program is lowered with every value as a result,
+the partitioner's own propagation (Shardy) says how each lies, and bodies of loops follow from how their loop's operands lie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+from jax.extend import core as jex
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from rematplan import _jax_private
+from rematplan.program import evaluate
+from rematplan.program.graph import Nesting, Operation, Value
+from rematplan.program.trace import Traced, nbytes
+from rematplan.sharding import mesh_of
+
+
+def per_device(traced: Traced, leaves: Sequence[Any]) -> Traced:
+    """The program as one of its devices sees it.
+
+    Args:
+      leaves: its inputs, shapes with shardings; at least one lies on several devices.
+    """
+    mesh = mesh_of(leaves)
+    if mesh is None:
+        return traced
+    specs = dict(zip(traced.graph.inputs, map(_spec, leaves), strict=True))
+    return _per_device(traced, specs, mesh)
+
+
+def _per_device(traced: Traced, inputs: Mapping[int, PartitionSpec], mesh: AbstractMesh) -> Traced:
+    specs = {**inputs, **_propagated(traced, inputs, mesh)}
+    bodies = {
+        index: _per_device(body, _inside(traced, index, specs, body), mesh) for index, body in traced.bodies.items()
+    }
+    values = tuple(replace(v, bytes=_bytes(traced, v, specs.get(v.id), mesh)) for v in traced.graph.values)
+    operations = tuple(_operation(traced, op, specs, bodies, mesh) for op in traced.graph.operations)
+    return replace(traced, graph=replace(traced.graph, values=values, operations=operations), bodies=bodies)
+
+
+def _propagated(traced: Traced, inputs: Mapping[int, PartitionSpec], mesh: AbstractMesh) -> dict[int, PartitionSpec]:
+    """How every computed array lies."""
+    computed = [
+        o
+        for equation in traced.equations
+        for o in equation.outputs
+        if o >= 0 and nbytes(traced.avals[o]) and not jax.dtypes.issubdtype(traced.avals[o].dtype, jax.dtypes.extended)
+    ]
+    leaves = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=NamedSharding(mesh, inputs.get(i, PartitionSpec())))
+        for i, aval in ((i, traced.avals[i]) for i in traced.graph.inputs)
+    ]
+    text = jax.jit(_every_value(traced, computed)).trace(*leaves).lower(lowering_platforms=("tpu",)).as_text()
+    return dict(zip(computed, _jax_private.propagated_specs(text), strict=True))
+
+
+def _every_value(traced: Traced, values: Sequence[int]) -> Callable[..., list[Any]]:
+    def function(*leaves: Any) -> list[Any]:
+        env = dict(zip(traced.graph.inputs, leaves, strict=True))
+        env.update(traced.constants)
+        evaluate.run(traced.equations, env)
+        return [env[v] for v in values]
+
+    return function
+
+
+def _inside(traced: Traced, index: int, specs: Mapping[int, PartitionSpec], body: Traced) -> dict[int, PartitionSpec]:
+    """How the inputs of a loop's body lie: like the loop's operands, stacked ones without their first dimension."""
+    equation, subprogram = traced.equations[index], traced.graph.operations[index].subprogram
+    assert subprogram is not None
+    held = dict(zip(equation.variables(), equation.inputs, strict=True))
+    found: dict[int, PartitionSpec] = {}
+    for position, (atom, inner) in enumerate(zip(equation.eqn.invars, body.graph.inputs, strict=True)):
+        spec = PartitionSpec() if isinstance(atom, jex.Literal) else specs.get(held[atom], PartitionSpec())
+        stacked = subprogram.kind is Nesting.LOOP and position >= subprogram.constants + subprogram.carries
+        found[inner] = PartitionSpec(*spec[1:]) if stacked else spec
+    return found
+
+
+def _operation(
+    traced: Traced, op: Operation, specs: Mapping[int, PartitionSpec], bodies: Mapping[int, Traced], mesh: AbstractMesh
+) -> Operation:
+    """Operations of one device: its part of the result, and of what a product sums over."""
+    subprogram = op.subprogram
+    if op.index in bodies and subprogram is not None:
+        inner = bodies[op.index].graph
+        flops = subprogram.length * sum(each.flops for each in inner.operations)
+        return replace(op, flops=flops, subprogram=replace(subprogram, graph=inner))
+    axes = max((_axes(specs.get(v)) for v in op.outputs), key=len, default=frozenset[str]())
+    if op.primitive == "dot_general" and len(op.inputs) == 2:
+        (left, right), _ = traced.equations[op.index].eqn.params["dimension_numbers"]
+        axes |= _axes(specs.get(op.inputs[0]), left) & _axes(specs.get(op.inputs[1]), right)
+    return replace(op, flops=op.flops / math.prod(mesh.shape.get(axis, 1) for axis in axes))
+
+
+def _axes(spec: PartitionSpec | None, dimensions: Sequence[int] | None = None) -> frozenset[str]:
+    """Mesh axes that split an array, or some of its dimensions."""
+    entries = () if spec is None else spec if dimensions is None else [spec[d] for d in dimensions if d < len(spec)]
+    return frozenset(axis for entry in entries if entry is not None for axis in _names(entry))
+
+
+def _bytes(traced: Traced, value: Value, spec: PartitionSpec | None, mesh: AbstractMesh) -> int:
+    if spec is None or not value.bytes or len(spec) > len(value.shape):
+        return value.bytes
+    aval = traced.avals[value.id]
+    size = 1
+    for position, n in enumerate(aval.shape):
+        parts = _axes_parts(spec[position], mesh) if position < len(spec) else 1
+        size *= math.ceil(int(n) / parts)  # what does not divide is padded
+    return size * _jax_private.itemsize(aval.dtype)
+
+
+def _axes_parts(entry: Any, mesh: AbstractMesh) -> int:
+    return 1 if entry is None else math.prod(mesh.shape.get(name, 1) for name in _names(entry))
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _spec(leaf: Any) -> PartitionSpec:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
