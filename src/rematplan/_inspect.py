@@ -6,11 +6,10 @@ back. Compiles nothing.
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import jax
 
 from rematplan import apply, findings, policies
 from rematplan._plan import Plan, resolve
@@ -23,7 +22,7 @@ from rematplan.program.recomputed import PRODUCTS
 from rematplan.program.saved import Origin, Saved
 from rematplan.program.stamps import Path as OperationPath
 from rematplan.program.stamps import stamped, with_all_loops
-from rematplan.program.trace import Traced
+from rematplan.program.trace import Traced, shape_of
 from rematplan.records import Finding, Inspection, Residual
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def residuals_of(traced: Traced, configuration: Configuration) -> tuple[Saved, .
     """What the backward pass of a configured program holds."""
     marked = stamped(traced)
     function = apply.configured(marked, with_all_loops(marked, configuration))
-    leaves = [jax.ShapeDtypeStruct(traced.avals[i].shape, traced.avals[i].dtype) for i in traced.graph.inputs]
+    leaves = [shape_of(traced.avals[i]) for i in traced.graph.inputs]
     return saved.residuals(function, leaves, traced.differentiated)
 
 
@@ -105,12 +104,14 @@ def computed_bytes(found: tuple[Saved, ...]) -> int:
 def _residual(traced: Traced, saved: Saved) -> Residual:
     if saved.origin is not Origin.COMPUTED:
         is_argument = saved.origin is Origin.ARGUMENT
-        name = traced.graph.values[traced.graph.inputs[saved.argument]].name if is_argument else ""
+        argument = traced.graph.values[traced.graph.inputs[saved.argument]] if is_argument else None
+        name = argument.name if argument is not None else ""
         module = name.rpartition("/")[0]
-        return Residual(saved.bytes, saved.shape, saved.dtype, module, saved.origin.value, "", name)
+        size = saved.bytes if argument is None else math.ceil(saved.bytes / argument.parts)
+        return Residual(size, saved.shape, saved.dtype, module, saved.origin.value, "", name)
     graph, operation = _find(traced.graph, saved.operation)
     return Residual(
-        bytes=saved.bytes,
+        bytes=_on_one_device(graph, operation, saved),
         shape=saved.shape,
         dtype=saved.dtype,
         module=saved.module or (operation.module if operation else ""),
@@ -118,6 +119,13 @@ def _residual(traced: Traced, saved: Saved) -> Residual:
         location=saved.location or (operation.location if operation else ""),
         name=_name(graph, operation, saved),
     )
+
+
+def _on_one_device(graph: Graph, operation: Operation | None, saved: Saved) -> int:
+    """Bytes of what an operation computed, which devices split as they split the result of that shape, or the first."""
+    results = [graph.values[v] for v in operation.outputs] if operation is not None else []
+    of_shape = [v for v in results if v.shape == saved.shape] or results[:1]
+    return math.ceil(saved.bytes / of_shape[0].parts) if of_shape else saved.bytes
 
 
 def _find(graph: Graph, path: OperationPath) -> tuple[Graph, Operation | None]:

@@ -19,6 +19,7 @@ from rematplan.program.configuration import PLAIN
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import Traced
 from rematplan.pure import LeafInfo
+from rematplan.sharding import in_mesh
 from rematplan.step import StepFunction
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program, Rematerialization
@@ -69,7 +70,9 @@ def measure(
     baseline: Baseline | None = None
     pure_loss: Callable[..., list[Any]] | None = None
     if loaded is not None:
-        pure_loss = apply.planned(work.lift(scopes=True), loaded)
+        opened = work.lift(scopes=True)
+        with in_mesh(opened.leaves):
+            pure_loss = apply.planned(opened, loaded)
     elif policy not in (None, "plain"):
         traced = traced_loss(work)
         baseline = policies.by_name(traced.graph, policy)

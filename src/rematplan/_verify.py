@@ -22,6 +22,7 @@ from rematplan.errors import InputError
 from rematplan.program import recomputed, structure
 from rematplan.program.loss import traced_loss
 from rematplan.records import Verification
+from rematplan.sharding import in_mesh
 from rematplan.shrink import Size, fitting
 
 if TYPE_CHECKING:
@@ -75,15 +76,16 @@ def verify(
     traced = traced_loss(work, own_regions=loaded.own_regions)
     bodies = {i: body.graph for i, body in traced.bodies.items()}
     configuration = resolve(loaded, traced.graph, bodies)
-    original = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
-    changed: tuple[str, ...] = ()
-    for each in recomputed.one_loop_each(configuration):
-        # a loop in parts is another program: each of its bodies is compared as the body of the whole loop
-        regions, loops = describe(each, traced.graph, bodies)
-        planned = apply.planned(lifted, replace(loaded, regions=regions, loops=loops))
-        changed = changed or structure.differences(original, jax.make_jaxpr(planned)(*lifted.leaves))
-    say("counting what runs again")
-    mismatches = recomputed.saved_as_planned(traced, configuration)
+    with in_mesh(lifted.leaves):
+        original = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
+        changed: tuple[str, ...] = ()
+        for each in recomputed.one_loop_each(configuration):
+            # a loop in parts is another program: each of its bodies is compared as the body of the whole loop
+            regions, loops = describe(each, traced.graph, bodies)
+            planned = apply.planned(lifted, replace(loaded, regions=regions, loops=loops))
+            changed = changed or structure.differences(original, jax.make_jaxpr(planned)(*lifted.leaves))
+        say("counting what runs again")
+        mismatches = recomputed.saved_as_planned(traced, configuration)
     dtype, tolerance = agreement.tolerance_of([value.dtype for value in traced.graph.values])
     chosen = Size(None, "no numbers: not asked for")
     if size is not Scale.NONE:
@@ -91,8 +93,9 @@ def verify(
     numbers = None
     if chosen.lifted is not None:
         say(f"computing both, {chosen.text}")
-        function = apply.planned(chosen.lifted, loaded)
-        numbers = agreement.compare(chosen.lifted, function, work.differentiated, tolerance=tolerance)
+        with chosen.devices():
+            function = apply.planned(chosen.lifted, loaded)
+            numbers = agreement.compare(chosen.lifted, function, work.differentiated, tolerance=tolerance)
     differences = (
         *(f"structure: {text}." for text in changed),
         *(f"recomputation: {mismatch}." for mismatch in mismatches),

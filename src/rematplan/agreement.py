@@ -13,6 +13,7 @@ from jax.extend import core as jex
 
 from rematplan import step
 from rematplan.lift import Lifted
+from rematplan.sharding import mesh_of
 
 # Without the first, XLA:CPU drops the barriers of checkpoint regions and merges recomputation with the original; without
 # the second, a fusion may leave out roundings to bfloat16, and what is fused differs between the programs (jaxlib 0.10.2).
@@ -66,8 +67,9 @@ def compare(
       lifted: the loss with real arrays.
       planned: the same flat function under a plan.
     """
-    here = jax.devices("cpu")[0]
-    leaves = jax.device_put(list(lifted.leaves), here)
+    leaves = list(lifted.leaves)
+    if mesh_of(leaves) is None:
+        leaves = jax.device_put(leaves, jax.devices("cpu")[0])
     one, infos = _run(lifted, lifted.pure, differentiated, leaves)
     two, _ = _run(lifted, planned, differentiated, leaves)
     errors = {"outputs": 0.0, "gradients": 0.0, "state": 0.0}

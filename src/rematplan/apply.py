@@ -25,7 +25,7 @@ from rematplan.program.alike import in_module, inside_of, shared
 from rematplan.program.configuration import Configuration, LoopPlan, Region
 from rematplan.program.residuals import is_inexact, with_named_residuals
 from rematplan.program.saving import honoured, is_complex
-from rematplan.program.trace import Detail, Equation, Traced, trace
+from rematplan.program.trace import Detail, Equation, Traced, shape_of, trace
 
 
 def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
@@ -234,7 +234,7 @@ def _loop(equation: Equation, body: Traced, plan: LoopPlan) -> Callable[..., Seq
     if plan.body is None:
         return in_parts(equation, _iterations(equation, body, plan))
     function = configured(body, plan.body)
-    shapes = [jax.ShapeDtypeStruct(body.avals[i].shape, body.avals[i].dtype) for i in body.graph.inputs]
+    shapes = [shape_of(body.avals[i]) for i in body.graph.inputs]
     closed = jax.make_jaxpr(function)(*shapes)
     eqn = equation.eqn.replace(params={**equation.eqn.params, "jaxpr": closed})
     return evaluate.as_function(Equation(eqn, equation.inputs, equation.outputs))

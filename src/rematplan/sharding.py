@@ -117,7 +117,7 @@ def spec_of(entry: Any, argument: Any, name: str) -> Spec:
     if isinstance(entry, PartitionSpec):
         return lambda path, leaf: entry
     if callable(entry) and not isinstance(entry, Mapping):
-        return entry
+        return lambda path, leaf: entry(path, leaf)
     holds_modules = any(map(is_node, jax.tree.leaves(argument, is_leaf=is_node)))
     if holds_modules or (isinstance(entry, Mapping) and any(isinstance(key, str) and "/" in key for key in entry)):
         by_path = _by_path(entry)
@@ -127,8 +127,8 @@ def spec_of(entry: Any, argument: Any, name: str) -> Spec:
     except ValueError as error:
         raise InputError(f"specs of argument {name} are no tree like it: {error}") from error
     listed, _ = jax.tree_util.tree_flatten_with_path(whole, is_leaf=_is_spec)
-    named = {"/".join([name, *map(_key, path)]): spec for path, spec in listed}
-    return lambda path, leaf: named.get(path)
+    named = {"/".join(map(_key, path)): spec for path, spec in listed}
+    return lambda path, leaf: named.get(path.partition("/")[2])  # without the argument's own name
 
 
 def shard_bytes(leaf: Any) -> int:

@@ -6,17 +6,21 @@ and a text that says which. The batch is what shrinks: the leading dimension tha
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from rematplan.lift import Lifted
 from rematplan.materialize import random_array
 from rematplan.program.graph import Graph, Nesting
 from rematplan.program.trace import Traced
+from rematplan.sharding import mesh_of
 
 if TYPE_CHECKING:
     from rematplan.workload import Workload
@@ -36,10 +40,16 @@ class Size:
     Attributes:
       lifted: the loss with real arrays as leaves; None if numbers cannot be computed here.
       text: "full", what was reduced, or why there are no numbers.
+      mesh: of the devices that the arrays lie on; None for one.
     """
 
     lifted: Lifted | None
     text: str
+    mesh: Mesh | None = None
+
+    def devices(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which the arrays' mesh is the one that specs are of."""
+        return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
 
 
 def fitting(work: Workload, traced: Traced, *, full: bool = False, seed: int = 0) -> Size:
@@ -50,8 +60,9 @@ def fitting(work: Workload, traced: Traced, *, full: bool = False, seed: int = 0
       seed: of random arguments.
     """
     lifted = work.lift(scopes=True)
-    if _spans_devices(lifted, traced.graph):
-        return Size(None, "no numbers: the program is sharded over several devices, and this machine's CPU is one")
+    mesh = mesh_of(lifted.leaves)
+    if mesh is not None or _spans_devices(traced.graph):
+        return _on_devices(work, lifted, traced, mesh, full=full, seed=seed)
     flops = PASSES * sum(op.flops for op in traced.graph.operations)
     if full or flops <= WANTED_FLOPS:
         return Size(_with(lifted, real_leaves(work, lifted, seed)), "full")
@@ -114,10 +125,32 @@ def _with(lifted: Lifted, leaves: Sequence[Any]) -> Lifted:
     return Lifted(lifted.program, leaves, (), None)
 
 
-def _spans_devices(lifted: Lifted, graph: Graph) -> bool:
-    shardings = [getattr(leaf, "sharding", None) for leaf in lifted.leaves]
-    if any(isinstance(s, jax.sharding.NamedSharding) and s.mesh.size > 1 for s in shardings):
-        return True
+def _on_devices(
+    work: Workload, lifted: Lifted, traced: Traced, mesh: AbstractMesh | None, *, full: bool, seed: int
+) -> Size:
+    """Real arrays on as many devices of this machine as the program is for, at full size."""
+    if mesh is None:
+        return Size(None, "no numbers: the program communicates between devices, and its arguments lie on no mesh")
+    here = jax.devices("cpu")
+    if len(here) < mesh.size:
+        return Size(
+            None,
+            f"no numbers: the program is for {mesh.size} devices, and this process has {len(here)}; with "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size} the CPU is so many",
+        )
+    flops = PASSES * mesh.size * sum(op.flops for op in traced.graph.operations)
+    if not full and flops > MOST_FLOPS:
+        return Size(None, f"no numbers: both programs take {flops:.1e} FLOPs on {mesh.size} devices")
+    devices = np.array(here[: mesh.size]).reshape(tuple(mesh.shape.values()))
+    real = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+    leaves = [
+        jax.device_put(leaf, NamedSharding(real, like.sharding.spec if like.sharding is not None else PartitionSpec()))
+        for leaf, like in zip(real_leaves(work, lifted, seed), lifted.leaves, strict=True)
+    ]
+    return Size(_with(lifted, leaves), "full", real)
+
+
+def _spans_devices(graph: Graph) -> bool:
     return any(
         op.primitive == "sharding_constraint"
         or op.collective

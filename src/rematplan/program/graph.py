@@ -28,6 +28,7 @@ class Value:
       name: stable name, `<module path>/<operation>[.n]`; for inputs the argument's path.
       shape, dtype: as in JAX.
       bytes: size of the array on one device, unpadded.
+      parts: into how many parts devices split it; 1 where each of them holds it whole.
     """
 
     id: int
@@ -36,6 +37,7 @@ class Value:
     dtype: str
     bytes: int
     kind: ValueKind
+    parts: int = 1
 
 
 class Nesting(Enum):

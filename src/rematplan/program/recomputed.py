@@ -23,7 +23,7 @@ from rematplan.program.flops import nested_jaxprs
 from rematplan.program.graph import Graph, Operation
 from rematplan.program.residuals import is_inexact
 from rematplan.program.stamps import Path, path_of, stamped, with_all_loops
-from rematplan.program.trace import Traced, trace_jaxpr
+from rematplan.program.trace import Traced, shape_of, trace_jaxpr
 
 # Equations that checkpointing itself adds; they compute nothing.
 _BOOKKEEPING = frozenset(
@@ -141,7 +141,7 @@ def recomputed(
 
 
 def _shapes(traced: Traced) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(traced.avals[i].shape, traced.avals[i].dtype) for i in traced.graph.inputs]
+    return [shape_of(traced.avals[i]) for i in traced.graph.inputs]
 
 
 def _runs_more(traced: Traced, path: Path, more: Counts, plain: Counts) -> int:
@@ -218,7 +218,7 @@ def runs_again_anyway(traced: Traced, operation: Operation) -> bool:
     """
     equation = traced.equations[operation.index]
     function = evaluate.as_function(equation)
-    leaves = [jax.ShapeDtypeStruct(traced.avals[v].shape, traced.avals[v].dtype) for v in equation.inputs]
+    leaves = [shape_of(traced.avals[v]) for v in equation.inputs]
     inexact = [i for i, leaf in enumerate(leaves) if is_inexact(leaf)]
 
     def forward(*values: Any) -> tuple[list[Any], list[Any]]:

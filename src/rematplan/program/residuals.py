@@ -17,7 +17,7 @@ from jax.extend import core as jex
 
 from rematplan.program.evaluate import as_function
 from rematplan.program.graph import Nesting, Operation, ValueKind
-from rematplan.program.trace import Equation, Traced, signature, trace_jaxpr
+from rematplan.program.trace import Equation, Traced, shape_of, signature, trace_jaxpr
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,7 @@ def _trace_rule(equation: Equation, active: tuple[int, ...]) -> Rule:
         linear["residuals"] = len(residuals)
         return out, residuals, list(transpose(cotangents))
 
-    def shape(aval: Any) -> Any:
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-
-    closed = jax.make_jaxpr(derivative)([shape(results[i]) for i in inexact], *map(shape, avals))
+    closed = jax.make_jaxpr(derivative)([shape_of(results[i]) for i in inexact], *map(shape_of, avals))
     return _read_rule(trace_jaxpr(closed, differentiated=()), len(inexact), len(results), linear["residuals"], active)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
@@ -41,7 +42,7 @@ def _per_device(traced: Traced, inputs: Mapping[int, PartitionSpec], mesh: Abstr
     bodies = {
         index: _per_device(body, _inside(traced, index, specs, body), mesh) for index, body in traced.bodies.items()
     }
-    values = tuple(replace(v, bytes=_bytes(traced, v, specs.get(v.id), mesh)) for v in traced.graph.values)
+    values = tuple(_value(traced, v, specs.get(v.id), mesh) for v in traced.graph.values)
     operations = tuple(_operation(traced, op, specs, bodies, mesh) for op in traced.graph.operations)
     return replace(traced, graph=replace(traced.graph, values=values, operations=operations), bodies=bodies)
 
@@ -52,7 +53,7 @@ def _propagated(traced: Traced, inputs: Mapping[int, PartitionSpec], mesh: Abstr
         o
         for equation in traced.equations
         for o in equation.outputs
-        if o >= 0 and nbytes(traced.avals[o]) and not jax.dtypes.issubdtype(traced.avals[o].dtype, jax.dtypes.extended)
+        if o >= 0 and nbytes(traced.avals[o]) and not jnp.issubdtype(traced.avals[o].dtype, jax.dtypes.extended)
     ]
     leaves = [
         jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=NamedSharding(mesh, inputs.get(i, PartitionSpec())))
@@ -107,15 +108,16 @@ def _axes(spec: PartitionSpec | None, dimensions: Sequence[int] | None = None) -
     return frozenset(axis for entry in entries if entry is not None for axis in _names(entry))
 
 
-def _bytes(traced: Traced, value: Value, spec: PartitionSpec | None, mesh: AbstractMesh) -> int:
-    if spec is None or not value.bytes or len(spec) > len(value.shape):
-        return value.bytes
+def _value(traced: Traced, value: Value, spec: PartitionSpec | None, mesh: AbstractMesh) -> Value:
+    if spec is None or not value.bytes:
+        return value
+    parts = [_axes_parts(entry, mesh) for entry in spec]
     aval = traced.avals[value.id]
-    size = 1
-    for position, n in enumerate(aval.shape):
-        parts = _axes_parts(spec[position], mesh) if position < len(spec) else 1
-        size *= math.ceil(int(n) / parts)  # what does not divide is padded
-    return size * _jax_private.itemsize(aval.dtype)
+    sizes = list(map(int, aval.shape))
+    for position, count in enumerate(parts[: len(sizes)]):
+        sizes[position] = math.ceil(sizes[position] / count)  # what does not divide is padded
+    size = math.prod(sizes) * _jax_private.itemsize(aval.dtype)
+    return replace(value, bytes=size, parts=math.prod(parts))
 
 
 def _axes_parts(entry: Any, mesh: AbstractMesh) -> int:

@@ -210,7 +210,7 @@ def _with_open_regions(closed: Any) -> Any:
     if not _holds_region(closed.jaxpr):
         return closed
     flat = trace_jaxpr(closed, differentiated=(), detail=Detail.STRUCTURE, own_regions=OwnRegions.REPLACE)
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype, weak_type=a.weak_type) for a in closed.in_avals]
+    shapes = [shape_of(a).update(weak_type=a.weak_type) for a in closed.in_avals]
     return jax.make_jaxpr(evaluate.plain(flat))(*shapes)
 
 
@@ -382,6 +382,13 @@ def _fingerprint(operations: Sequence[Operation]) -> str:
         inner = op.subprogram.graph.fingerprint if op.subprogram else ""
         text.append(f"{op.name}{wires}{inner}")
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+
+
+def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of a value, with its sharding where that is part of its type (explicit mesh axes)."""
+    sharding = getattr(aval, "sharding", None)
+    typed = sharding is not None and not sharding.mesh.empty and not sharding.mesh.are_all_axes_auto
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if typed else None)
 
 
 def nbytes(aval: Any) -> int:

@@ -9,6 +9,7 @@ Shapes in comments: B batch, T length, D features, F hidden, H heads, G key and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +89,8 @@ class Decoder(nnx.Module):
             return Block(features, hidden, heads, kv_heads, dtype=dtype, rngs=rngs)
 
         self.embed = nnx.Embed(vocabulary, features, dtype=dtype, rngs=rngs)
-        if scan:  # every parameter has a leading axis of blocks
+        self.blocks: Any  # one block whose parameters have a leading axis, or a list of blocks
+        if scan:
             self.blocks = nnx.split_rngs(splits=blocks)(nnx.vmap(block, in_axes=(0,), out_axes=0))(rngs)
         else:
             self.blocks = nnx.List([block(rngs) for _ in range(blocks)])
