@@ -5,7 +5,6 @@ python -m tests.sharded.numbers CASE...
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 

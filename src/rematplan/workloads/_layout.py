@@ -56,11 +56,12 @@ def parameters(mesh: Mapping[str, int]) -> Callable[[str, Any], PartitionSpec]:
         split = _split_dimension(module, kind, len(shape)) if model > 1 else None
         if split is not None and shape[split] % model == 0:
             entries[split] = _FEATURES
-        left = [d for d, n in enumerate(shape) if entries[d] is None and fsdp > 1 and n % fsdp == 0]
-        # of a stacked parameter the first dimension is that of the layers, which a loop goes through one by one
-        inner = [d for d in left if d >= len(shape) - 2] if kind in ("kernel", "embedding") and len(shape) < 4 else left
-        if inner and len(shape) > 1:
-            entries[max(inner, key=lambda d: shape[d])] = _PARAMETERS
+        if kind in ("kernel", "embedding") and fsdp > 1:
+            # of a stacked parameter the first dimension is that of the layers, which a loop goes through one by one
+            first = 0 if len(shape) > 3 else len(shape) - 2
+            left = [d for d in range(first, len(shape)) if entries[d] is None and shape[d] % fsdp == 0]
+            if left:
+                entries[max(left, key=lambda d: shape[d])] = _PARAMETERS
         return PartitionSpec(*entries)
 
     return spec
