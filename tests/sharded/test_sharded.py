@@ -154,6 +154,17 @@ def test_what_one_device_computes_and_holds():
     rows = traced_loss(rp.Workload(loss, W, X, mesh={"a": 8}, specs=[P("a"), P(None, "a")])).graph
     product = next(op for op in rows.operations if op.primitive == "dot_general")
     assert product.flops == next(op for op in whole.operations if op.primitive == "dot_general").flops / 8
+    assert product.sent_bytes == 2 * 7 / 8 * 128 * 64 * 4  # of the sum, once to reduce and once to gather
+
+
+def test_what_a_product_makes_a_device_send():
+    """Parameters that are split over the devices of the batch are gathered; what lies as the result does stays."""
+    for spec, sent in ((P("a"), 7 * 32 * 64 * 4 / 8), (P(None, "a"), 7 * 32 * 64 * 4 / 8), (None, 0.0)):
+        graph = traced_loss(rp.Workload(loss, W, X, mesh={"a": 8}, specs=[spec, P("a")])).graph
+        product = next(op for op in graph.operations if op.primitive == "dot_general")
+        assert product.sent_bytes == sent
+    columns = traced_loss(rp.Workload(loss, W, X, mesh={"a": 4, "b": 2}, specs=[P(None, "b"), P("a")])).graph
+    assert next(op for op in columns.operations if op.primitive == "dot_general").sent_bytes == 0.0
 
 
 def test_values_in_loops_are_of_one_device():

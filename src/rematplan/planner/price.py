@@ -43,11 +43,13 @@ class Rates:
       flops_per_second: by dtype name of the operands ("bfloat16", "float32", ...).
       bytes_per_second: memory bandwidth.
       default_flops_per_second: for dtypes that are not listed; by default the slowest that is.
+      link_bytes_per_second: from device to device; 0 where nothing is known of it.
     """
 
     flops_per_second: Mapping[str, float]
     bytes_per_second: float
     default_flops_per_second: float | None = field(default=None)
+    link_bytes_per_second: float = 0.0
 
     def flops(self, dtype: str) -> float:
         """Peak FLOPs a second for operands of this dtype."""
@@ -57,13 +59,15 @@ class Rates:
 
 def operation_seconds(graph: Graph, operation: Operation, rates: Rates) -> float:
     """Seconds that recomputing the operation takes as part of a larger region; only good for ranking."""
-    return max(_roofline(graph, operation, rates), LEAST_SECONDS)
+    sending = operation.sent_bytes / rates.link_bytes_per_second if rates.link_bytes_per_second else 0.0
+    return max(_roofline(graph, operation, rates) + sending, LEAST_SECONDS)
 
 
 def _roofline(graph: Graph, operation: Operation, rates: Rates) -> float:
     read = sum(graph.values[v].bytes for v in operation.inputs)
     written = sum(graph.values[v].bytes for v in operation.outputs)
-    elements = [math.prod(graph.values[v].shape) for v in (*operation.inputs, *operation.outputs)]
+    values = [graph.values[v] for v in (*operation.inputs, *operation.outputs)]
+    elements = [math.prod(v.shape) // v.parts for v in values]
     largest = max(elements, default=0)
     nested = operation.subprogram is not None and operation.subprogram.kind is not Nesting.CUSTOM_RULE
     if nested or operation.flops >= MATRIX_FLOPS_PER_ELEMENT * largest > 0:

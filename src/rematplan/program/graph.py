@@ -82,6 +82,7 @@ class Operation:
       location: the user's source line, `file.py:12 (function)`, empty if unknown.
       barrier: effects or callbacks: never inside a region.
       collective: communicates between devices.
+      sent_bytes: that a device sends when partitioned operands have to be gathered or a partitioned sum reduced for it.
     """
 
     index: int
@@ -97,6 +98,7 @@ class Operation:
     barrier: bool = False
     collective: bool = False
     subprogram: Subprogram | None = None
+    sent_bytes: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -94,12 +94,39 @@ def _operation(
     if op.index in bodies and subprogram is not None:
         inner = bodies[op.index].graph
         flops = subprogram.length * sum(each.flops for each in inner.operations)
-        return replace(op, flops=flops, subprogram=replace(subprogram, graph=inner))
+        sent = subprogram.length * sum(each.sent_bytes for each in inner.operations)
+        return replace(op, flops=flops, sent_bytes=sent, subprogram=replace(subprogram, graph=inner))
     axes = max((_axes(specs.get(v)) for v in op.outputs), key=len, default=frozenset[str]())
-    if op.primitive == "dot_general" and len(op.inputs) == 2:
-        (left, right), _ = traced.equations[op.index].eqn.params["dimension_numbers"]
-        axes |= _axes(specs.get(op.inputs[0]), left) & _axes(specs.get(op.inputs[1]), right)
-    return replace(op, flops=op.flops / math.prod(mesh.shape.get(axis, 1) for axis in axes))
+    sent = 0.0
+    if op.primitive == "dot_general" and len(op.inputs) == 2 and op.outputs:
+        summed, sent = _product(traced, op, specs, mesh)
+        axes |= summed
+    return replace(op, flops=op.flops / _size(axes, mesh), sent_bytes=sent)
+
+
+def _product(
+    traced: Traced, op: Operation, specs: Mapping[int, PartitionSpec], mesh: AbstractMesh
+) -> tuple[frozenset[str], float]:
+    """Axes that a product sums over, and the bytes that a device sends in rings to gather operands and to reduce the sum."""
+    contracted, batch = traced.equations[op.index].eqn.params["dimension_numbers"]
+    left, right = (specs.get(v) for v in op.inputs)
+    summed = _axes(left, contracted[0]) & _axes(right, contracted[1])
+    result, sent, position = specs.get(op.outputs[0]), 0.0, len(batch[0])
+    for side, (spec, value) in enumerate(zip((left, right), op.inputs, strict=True)):
+        free = [d for d in range(len(traced.avals[value].shape)) if d not in (*contracted[side], *batch[side])]
+        stays = {d: _axes(result, [n]) for n, d in enumerate(batch[side])}
+        stays |= {d: _axes(result, [position + n]) for n, d in enumerate(free)}
+        position += len(free)
+        gathered = frozenset(axis for d in range(len(spec or ())) for axis in _axes(spec, [d]) - stays.get(d, summed))
+        parts = _size(gathered, mesh)
+        sent += (parts - 1) * _bytes(traced.avals[value], spec, mesh)
+    parts = _size(summed, mesh)
+    sent += 2 * (parts - 1) / parts * _bytes(traced.avals[op.outputs[0]], result, mesh)
+    return summed, sent
+
+
+def _size(axes: frozenset[str], mesh: AbstractMesh) -> int:
+    return math.prod(mesh.shape.get(axis, 1) for axis in axes)
 
 
 def _axes(spec: PartitionSpec | None, dimensions: Sequence[int] | None = None) -> frozenset[str]:
@@ -111,13 +138,16 @@ def _axes(spec: PartitionSpec | None, dimensions: Sequence[int] | None = None) -
 def _value(traced: Traced, value: Value, spec: PartitionSpec | None, mesh: AbstractMesh) -> Value:
     if spec is None or not value.bytes:
         return value
-    parts = [_axes_parts(entry, mesh) for entry in spec]
-    aval = traced.avals[value.id]
+    parts = math.prod(_axes_parts(entry, mesh) for entry in spec)
+    return replace(value, bytes=_bytes(traced.avals[value.id], spec, mesh), parts=parts)
+
+
+def _bytes(aval: Any, spec: PartitionSpec | None, mesh: AbstractMesh) -> int:
+    """Of an array on one device."""
     sizes = list(map(int, aval.shape))
-    for position, count in enumerate(parts[: len(sizes)]):
-        sizes[position] = math.ceil(sizes[position] / count)  # what does not divide is padded
-    size = math.prod(sizes) * _jax_private.itemsize(aval.dtype)
-    return replace(value, bytes=size, parts=math.prod(parts))
+    for position, entry in enumerate((spec or ())[: len(sizes)]):
+        sizes[position] = math.ceil(sizes[position] / _axes_parts(entry, mesh))  # what does not divide is padded
+    return math.prod(sizes) * _jax_private.itemsize(aval.dtype)
 
 
 def _axes_parts(entry: Any, mesh: AbstractMesh) -> int:

@@ -308,4 +308,4 @@ def rates_of(target: Target) -> Rates:
         return Rates({"float32": 5e13, "bfloat16": 1e14}, 1e12)
     names = {"bf16": "bfloat16", "f32": "float32", "f16": "float16"}
     flops = {names.get(k, k): v for k, v in chip.peak_flops.items()}
-    return Rates(flops, chip.bandwidth)
+    return Rates(flops, chip.bandwidth, link_bytes_per_second=chip.link_bandwidth)
