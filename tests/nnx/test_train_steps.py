@@ -1,0 +1,217 @@
+"""Whole train steps: the planned loss inside them computes the same, and what is measured is the step that the user runs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import rematplan as rp
+from rematplan import policies
+from rematplan._plan import Plan, describe
+from rematplan.errors import InputError
+from rematplan.program.loss import traced_loss
+from tests.nnx.train_steps import (
+    CASES,
+    RNGS,
+    STEPS,
+    B,
+    F,
+    Model,
+    accumulating_loop,
+    adam,
+    batch,
+    clipped,
+    every_second_step,
+    loss_fn,
+    two_batches,
+    with_optimizer,
+)
+
+# XLA:CPU merges a recomputation with its original unless told not to.
+OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+PARTS = ("argument", "output", "alias", "temp")
+
+
+def per_block(work: rp.Workload) -> Plan:
+    """A region around every block, as a plan."""
+    traced = traced_loss(work)
+    bodies = {index: body.graph for index, body in traced.bodies.items()}
+    regions, loops = describe(policies.by_name(traced.graph, "per-block").configuration, traced.graph, bodies)
+    assert len(regions) == 2
+    return Plan(regions=regions, loops=loops, fingerprint=traced.graph.fingerprint)
+
+
+def by_the_user(step, arguments) -> dict[str, int]:
+    """What the compiler says of the step as the user's script compiles it."""
+    found = step.lower(*arguments).compile(OPTIONS).memory_analysis()
+    return {part: getattr(found, f"{part}_size_in_bytes") for part in PARTS}
+
+
+def by_us(measured) -> dict[str, int]:
+    names = (measured.argument_bytes, measured.output_bytes, measured.alias_bytes, measured.temporary_bytes)
+    return dict(zip(PARTS, names, strict=True))
+
+
+def assert_same_memory(measured, step, arguments) -> None:
+    own, ours = by_the_user(step, arguments), by_us(measured)
+    temporaries = own.pop("temp"), ours.pop("temp")
+    assert ours == own
+    # the order of outputs moves a buffer or two of these small programs
+    assert temporaries[1] == pytest.approx(temporaries[0], rel=0.04)
+    assert measured.required_bytes == ours["argument"] + ours["output"] + temporaries[1] - ours["alias"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_planned_loss_in_the_users_step(case):
+    work = rp.Workload(case.loss_fn, *case.arguments, step=case.make_step)
+    plan = per_block(work)
+    planned = rp.remat(case.loss_fn, plan=plan)
+
+    logged, state = case.train(case.loss_fn)
+    found = case.train(planned)
+    before = [np.asarray(a) for a in case.arrays_before()]
+    assert len(logged) >= STEPS
+    assert sum(not np.array_equal(a, b) for a, b in zip(state, before, strict=True)) >= 16  # it did train
+    for ours, theirs in ((found[0], logged), (found[1], state)):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
+
+    plain, measured = rp.measure(work, target="cpu"), rp.measure(work, target="cpu", plan=plan)
+    assert_same_memory(plain, case.make_step(case.loss_fn), case.arguments)
+    assert_same_memory(measured, case.make_step(planned), case.arguments)
+    assert measured.required_bytes < plain.required_bytes
+    assert measured.argument_bytes == plain.argument_bytes
+
+
+def test_skipped_steps_leave_the_state_alone():
+    for case in (c for c in CASES if "scaling" in c.name):
+        states = []
+        for steps in (1, 2):
+            planned = rp.remat(
+                case.loss_fn, plan=per_block(rp.Workload(case.loss_fn, *case.arguments, step=case.make_step))
+            )
+            logged, state = case.train(planned, steps=steps)
+            states.append(state)
+        assert not all(np.isfinite(x).all() for x in logged)
+        changed = [(a, b) for a, b in zip(*states, strict=True) if not np.array_equal(a, b)]
+        assert all(a.size == 1 for a, _ in changed)  # the scale, and what counts calls of Dropout
+        assert any(float(b) == float(a) / 2 for a, b in changed)
+
+
+def test_what_the_users_jit_does_not_donate_is_there_twice():
+    arguments = (*with_optimizer(adam())(), batch(0))
+    state = sum(a.nbytes for a in jax.tree.leaves(nnx.state(arguments[:2]), is_leaf=lambda a: hasattr(a, "nbytes")))
+    given, kept = (
+        next(c.make_step for c in CASES if c.name == name) for name in ("evaluation in the step", "nothing donated")
+    )
+    donated = {make: rp.Workload(loss_fn, *arguments, step=make).step().donated for make in (given, kept)}
+    assert len(donated[given]) == len(jax.tree.leaves(nnx.state(arguments[:2])))
+    assert donated[kept] == ()
+    found = rp.measure(rp.Workload(loss_fn, *arguments, step=kept), target="cpu")
+    assert found.alias_bytes == 0
+    assert found.argument_bytes + found.output_bytes > 2 * state * 0.99
+
+    def bare(loss_fn):  # not jitted: whoever does it donates what the step replaces
+        def step(model, optimizer, x):
+            value, gradients = nnx.value_and_grad(loss_fn)(model, x)
+            optimizer.update(model, gradients)
+            return value
+
+        return step
+
+    step = rp.Workload(loss_fn, *arguments, step=bare).step()
+    assert set(step.donated) == {o.source for o in step.outputs() if o.source is not None}
+
+
+@pytest.mark.parametrize("make", [clipped, every_second_step, adam])
+def test_optimizers_of_many_parts_are_counted_once(make):
+    work = rp.Workload(
+        loss_fn, nnx.eval_shape(lambda: Model(RNGS(0))), jax.ShapeDtypeStruct((B, F), jnp.float32), optimizer=make()
+    )
+    model, optimizer = with_optimizer(make())()
+    sizes = {id(x): x.nbytes for x in jax.tree.leaves((nnx.state(model, nnx.Not(nnx.RngKey)), nnx.state(optimizer)))}
+    keys = 8 * len(jax.tree.leaves(nnx.state(model, nnx.RngKey)))
+    found = rp.measure(work, target="cpu")
+    assert found.argument_bytes == sum(sizes.values()) + keys + 4 * B * F
+    assert found.alias_bytes == sum(sizes.values())
+
+
+def test_of_several_calls_the_largest_is_planned():
+    arguments = lambda first, second: (*with_optimizer(adam())(), batch(0, first), batch(1, second))  # noqa: E731
+    for sizes in ((16, 64), (64, 16)):
+        work = rp.Workload(loss_fn, *arguments(*sizes), step=two_batches)
+        assert work.lift().leaves[-1].shape == (64, F)
+    # every hand-written configuration reaches both calls
+    plain, recomputing = (rp.measure(work, target="cpu", policy=policy).flops for policy in ("plain", "per-block"))
+    forward = 2 * 2 * 2 * F * 4 * F  # an example, two blocks of two products
+    assert recomputing - plain > 0.4 * forward * (64 + 16)
+
+
+class Deeper(Model):
+    def __call__(self, x):
+        return super().__call__(super().__call__(x))
+
+
+def of_both(loss_fn, other_fn=None):
+    @nnx.jit(donate_argnums=(0, 1))
+    def step(model, other, x):
+        other_loss = other_fn or loss_fn
+        return [nnx.value_and_grad(f)(m, x) for f, m in ((loss_fn, model), (other_loss, other))]
+
+    return step
+
+
+def test_a_loss_called_for_two_models_is_explained():
+    work = rp.Workload(loss_fn, Model(RNGS(0)), Deeper(RNGS(1)), batch(0), step=of_both)
+    assert rp.measure(work, target="cpu").required_bytes > 0  # as written it runs
+    with pytest.raises(InputError, match=r"calls its loss with .*Plan one call at a time"):
+        rp.measure(work, target="cpu", policy="per-block")
+
+
+def test_two_losses_are_planned_one_after_the_other():
+    """As for a generator and a discriminator: the second is planned in a step that has the first plan."""
+    arguments = Model(RNGS(0)), Deeper(RNGS(1)), batch(0)
+    other_loss = lambda model, x: jnp.abs(model(x)).mean()  # noqa: E731
+    work = rp.Workload(loss_fn, *arguments, step=lambda f: of_both(f, other_loss))
+    first = rp.remat(loss_fn, plan=per_block(work))
+    swapped = lambda f: lambda model, other, x: of_both(first, f)(model, other, x)  # noqa: E731
+    second_work = rp.Workload(other_loss, *arguments, step=swapped)
+    second = per_block(rp.Workload(other_loss, arguments[1], batch(0)))
+    found = [
+        rp.measure(work, target="cpu"),
+        rp.measure(second_work, target="cpu"),
+        rp.measure(second_work, target="cpu", plan=second),
+    ]
+    assert found[0].flops < found[1].flops < found[2].flops
+    assert_same_memory(found[2], of_both(first, rp.remat(other_loss, plan=second)), arguments)
+
+
+def _plans(work: rp.Workload, share: float) -> tuple[Plan, int]:
+    plain = rp.measure(work, target="cpu")
+    budget = int(plain.required_bytes - (1 - share) * plain.temporary_bytes)
+    return rp.plan(work, budget=budget, target="cpu", finalists=1), budget
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["accumulation in lax.scan", "loss scaling with cond", "two batches of two shapes"])
+def test_the_budget_is_for_the_users_step(name):
+    case = next(case for case in CASES if case.name == name)
+    work = rp.Workload(case.loss_fn, *case.arguments, step=case.make_step)
+    plan, budget = _plans(work, 0.85)
+    assert plan.regions
+    assert plan.measurement.required_bytes <= budget
+    assert_same_memory(plan.measurement, case.make_step(rp.remat(case.loss_fn, plan=plan)), case.arguments)
+    assert rp.verify(work, plan=plan).passed
+
+
+def test_verify_of_a_step():
+    work = rp.Workload(loss_fn, *with_optimizer(adam())(), batch(0), step=accumulating_loop)
+    found = rp.verify(work, plan=per_block(work))
+    assert found.passed
+    assert found.gradients_max_error < 1e-6
+    wrong = optax.sgd(1e-2)  # another optimizer changes nothing: a plan is of the loss
+    assert rp.verify(rp.Workload(loss_fn, Model(RNGS(0)), batch(0), optimizer=wrong), plan=per_block(work)).passed
