@@ -200,7 +200,7 @@ def train(config: Config, *, plan: Path | None, checkpoints: Path | None, every:
     train_loss: Loss = loss_fn if plan is None else rp.remat(loss_fn, plan=plan)  # the one line that a plan changes
     step = make_step(train_loss)
     modules = model, optimizer, average = start(config)
-    data, held_out = batches(config, seed=1), next(batches(config, seed=2))
+    data, held_out = batches(config, seed=1), jnp.asarray(next(batches(config, seed=2)))
     kept = None if checkpoints is None else Checkpoints(checkpoints)
     done = 0 if kept is None else kept.restore(modules, data)
     for number in range(done + 1, until + 1):

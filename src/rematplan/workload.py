@@ -302,20 +302,27 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _shapes(lifted: Lifted) -> str:
-    shown = [f"{i.path} {leaf.dtype}{list(leaf.shape)}" for leaf, i in zip(lifted.leaves, lifted.info, strict=True)]
-    more = len(shown) - SHOWN_LEAVES
-    return ", ".join(shown[:SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
+    return _listed(_arrays(lifted))
+
+
+def _arrays(lifted: Lifted) -> list[str]:
+    return [f"{i.path} {leaf.dtype}{list(leaf.shape)}" for leaf, i in zip(lifted.leaves, lifted.info, strict=True)]
+
+
+def _listed(arrays: Sequence[str]) -> str:
+    more = len(arrays) - SHOWN_LEAVES
+    return ", ".join(arrays[:SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _different(lifted: Lifted, planned: Lifted) -> str:
     """What one call of the loss is given and another is not."""
-    here, there = ([f"{i.path} {x.dtype}{list(x.shape)}" for x, i in zip(c.leaves, c.info, strict=True)] for c in (lifted, planned))
-    new, gone = ([text for text in a if text not in b] for a, b in ((here, there), (there, here)))
-    more = lambda texts: f" and {len(texts) - SHOWN_LEAVES} more" if len(texts) > SHOWN_LEAVES else ""  # noqa: E731
-    listed = [", ".join(texts[:SHOWN_LEAVES]) + more(texts) for texts in (new, gone)]
-    if not new and not gone:
-        return "arguments of the same shapes and other static values"
-    return f"{listed[0] or 'less'} in one call and {listed[1] or 'less'} in another"
+    here, there = (set(_arrays(call)) for call in (lifted, planned))
+    if here == there:
+        return "arguments of other structure and equal shapes"
+    one, other = (
+        _listed([text for text in _arrays(a) if text not in b]) for a, b in ((lifted, there), (planned, here))
+    )
+    return f"{one or 'less'} in one call and {other or 'less'} in another"
 
 
 def _bytes(lifted: Lifted) -> int:

@@ -10,10 +10,8 @@ import pytest
 from flax import nnx
 
 import rematplan as rp
-from rematplan import policies
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
 from rematplan.errors import InputError
-from rematplan.program.loss import traced_loss
 from tests.nnx.train_steps import (
     CASES,
     RNGS,
@@ -27,22 +25,15 @@ from tests.nnx.train_steps import (
     clipped,
     every_second_step,
     loss_fn,
-    two_batches,
+    not_donating,
+    per_block,
+    several_batches,
     with_optimizer,
 )
 
 # XLA:CPU merges a recomputation with its original unless told not to.
 OPTIONS = {"xla_disable_hlo_passes": "cse_barrier_expander"}
 PARTS = ("argument", "output", "alias", "temp")
-
-
-def per_block(work: rp.Workload) -> Plan:
-    """A region around every block, as a plan."""
-    traced = traced_loss(work)
-    bodies = {index: body.graph for index, body in traced.bodies.items()}
-    regions, loops = describe(policies.by_name(traced.graph, "per-block").configuration, traced.graph, bodies)
-    assert len(regions) == 2
-    return Plan(regions=regions, loops=loops, fingerprint=traced.graph.fingerprint)
 
 
 def by_the_user(step, arguments) -> dict[str, int]:
@@ -81,7 +72,6 @@ def test_a_planned_loss_in_the_users_step(case):
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
 
     plain, measured = rp.measure(work, target="cpu"), rp.measure(work, target="cpu", plan=plan)
-    assert_same_memory(plain, case.make_step(case.loss_fn), case.arguments)
     assert_same_memory(measured, case.make_step(planned), case.arguments)
     assert measured.required_bytes < plain.required_bytes
     assert measured.argument_bytes == plain.argument_bytes
@@ -104,16 +94,13 @@ def test_skipped_steps_leave_the_state_alone():
 
 def test_what_the_users_jit_does_not_donate_is_there_twice():
     arguments = (*with_optimizer(adam())(), batch(0))
-    state = sum(a.nbytes for a in jax.tree.leaves(nnx.state(arguments[:2]), is_leaf=lambda a: hasattr(a, "nbytes")))
-    given, kept = (
-        next(c.make_step for c in CASES if c.name == name) for name in ("evaluation in the step", "nothing donated")
-    )
-    donated = {make: rp.Workload(loss_fn, *arguments, step=make).step().donated for make in (given, kept)}
-    assert len(donated[given]) == len(jax.tree.leaves(nnx.state(arguments[:2])))
-    assert donated[kept] == ()
-    found = rp.measure(rp.Workload(loss_fn, *arguments, step=kept), target="cpu")
+    leaves = len(jax.tree.leaves(nnx.state(arguments[:2])))
+    assert rp.Workload(loss_fn, *arguments, step=accumulating_loop).step().donated == tuple(range(leaves))
+    work = rp.Workload(loss_fn, *arguments, step=not_donating)
+    assert work.step().donated == ()
+    found = rp.measure(work, target="cpu")
     assert found.alias_bytes == 0
-    assert found.argument_bytes + found.output_bytes > 2 * state * 0.99
+    assert found.output_bytes > 0.99 * (found.argument_bytes - arguments[-1].nbytes)
 
     def bare(loss_fn):  # not jitted: whoever does it donates what the step replaces
         def step(model, optimizer, x):
@@ -142,13 +129,13 @@ def test_optimizers_of_many_parts_are_counted_once(make):
 
 def test_of_several_calls_the_largest_is_planned():
     arguments = lambda first, second: (*with_optimizer(adam())(), batch(0, first), batch(1, second))  # noqa: E731
-    for sizes in ((16, 64), (64, 16)):
-        work = rp.Workload(loss_fn, *arguments(*sizes), step=two_batches)
+    for sizes in ((64, 32), (32, 64)):
+        work = rp.Workload(loss_fn, *arguments(*sizes), step=several_batches)
         assert work.lift().leaves[-1].shape == (64, F)
-    # every hand-written configuration reaches both calls
+    # a hand-written configuration reaches both calls
     plain, recomputing = (rp.measure(work, target="cpu", policy=policy).flops for policy in ("plain", "per-block"))
     forward = 2 * 2 * 2 * F * 4 * F  # an example, two blocks of two products
-    assert recomputing - plain > 0.4 * forward * (64 + 16)
+    assert recomputing - plain > 0.4 * forward * (64 + 32)
 
 
 class Deeper(Model):
@@ -197,9 +184,8 @@ def _plans(work: rp.Workload, share: float) -> tuple[Plan, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["accumulation in lax.scan", "loss scaling with cond", "two batches of two shapes"])
-def test_the_budget_is_for_the_users_step(name):
-    case = next(case for case in CASES if case.name == name)
+def test_the_budget_is_for_the_users_step():
+    case = next(case for case in CASES if case.name == "accumulation in lax.scan")
     work = rp.Workload(case.loss_fn, *case.arguments, step=case.make_step)
     plan, budget = _plans(work, 0.85)
     assert plan.regions

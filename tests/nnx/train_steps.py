@@ -17,6 +17,11 @@ import numpy as np
 import optax
 from flax import nnx
 
+import rematplan as rp
+from rematplan import policies
+from rematplan._plan import Plan, describe
+from rematplan.program.loss import traced_loss
+
 F, B, STEPS = 16, 64, 3
 RNGS = nnx.Rngs
 
@@ -96,6 +101,15 @@ class Case:
         return logged, arrays(state)
 
 
+def per_block(work: rp.Workload) -> Plan:
+    """A region around every block, as a plan."""
+    traced = traced_loss(work)
+    bodies = {index: body.graph for index, body in traced.bodies.items()}
+    regions, loops = describe(policies.by_name(traced.graph, "per-block").configuration, traced.graph, bodies)
+    assert len(regions) == 2
+    return Plan(regions=regions, loops=loops, fingerprint=traced.graph.fingerprint)
+
+
 def batch(seed: int, size: int = B) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).normal(size=(size, F)), jnp.float32)
 
@@ -126,11 +140,11 @@ def accumulating_loop(loss_fn):
     @nnx.jit(donate_argnums=(0, 1))
     def step(model, optimizer, x):
         total, losses = None, []
-        for part in jnp.split(x, 4):  # 4 of (B / 4, F)
+        for part in jnp.split(x, 2):  # 2 of (B / 2, F)
             value, gradients = nnx.value_and_grad(loss_fn)(model, part)
             total = gradients if total is None else jax.tree.map(jnp.add, total, gradients)
             losses.append(value)
-        optimizer.update(model, jax.tree.map(lambda g: g / 4, total))
+        optimizer.update(model, jax.tree.map(lambda g: g / 2, total))
         return jnp.stack(losses).mean()
 
     return step
@@ -186,16 +200,6 @@ def accumulating_lax_scan(loss_fn):
 
 def every_second_step() -> optax.GradientTransformation:
     return optax.MultiSteps(adam(), every_k_schedule=2).gradient_transformation()
-
-
-def plain_step(loss_fn):
-    @nnx.jit(donate_argnums=(0, 1))
-    def step(model, optimizer, x):
-        value, gradients = nnx.value_and_grad(loss_fn)(model, x)
-        optimizer.update(model, gradients)
-        return value
-
-    return step
 
 
 # ------------------------------------------------------------------------------------------------------- loss scaling
@@ -315,23 +319,13 @@ def not_donating(loss_fn):
 # ------------------------------------------------------------------------------------------- several calls of the loss
 
 
-def two_batches(loss_fn):
+def several_batches(loss_fn):
+    """Two batches in one gradient, and the loss once more after the update, without one."""
+
     @nnx.jit(donate_argnums=(0, 1))
     def step(model, optimizer, x, y):
         both = lambda model: loss_fn(model, x) + 0.5 * loss_fn(model, y)  # noqa: E731
         value, gradients = nnx.value_and_grad(both)(model)
-        optimizer.update(model, gradients)
-        return value
-
-    return step
-
-
-def with_evaluation(loss_fn):
-    """The loss once more after the update, without a gradient, on a part of the batch."""
-
-    @nnx.jit(donate_argnums=(0, 1))
-    def step(model, optimizer, x):
-        value, gradients = nnx.value_and_grad(loss_fn)(model, x)
         optimizer.update(model, gradients)
         return value, loss_fn(model, x[: B // 4])
 
@@ -342,8 +336,7 @@ CASES = [
     Case("accumulation in a loop", accumulating_loop, with_optimizer(adam())),
     Case("accumulation in nnx.scan", accumulating_nnx_scan, with_optimizer(adam())),
     Case("accumulation in lax.scan", accumulating_lax_scan, split_state, returns_state=True),
-    Case("nothing donated", not_donating, with_optimizer(adam())),
-    Case("optax.MultiSteps", plain_step, with_optimizer(every_second_step())),
+    Case("optax.MultiSteps, nothing donated", not_donating, with_optimizer(every_second_step())),
     Case(
         "loss scaling with where",
         scaled_with_where,
@@ -360,16 +353,9 @@ CASES = [
     ),
     Case("average, clipping, masked decay", averaging, with_average, loss_fn=loss_with_metrics),
     Case(
-        "two batches of one shape",
-        two_batches,
-        with_optimizer(adam()),
-        batches=lambda i: (batch(2 * i), batch(2 * i + 1)),
-    ),
-    Case(
-        "two batches of two shapes",
-        two_batches,
+        "batches of several shapes",
+        several_batches,
         with_optimizer(adam()),
         batches=lambda i: (batch(2 * i, B // 2), batch(2 * i + 1)),
     ),
-    Case("evaluation in the step", with_evaluation, with_optimizer(adam())),
 ]
