@@ -67,6 +67,10 @@ def test_a_planned_loss_in_the_users_step(case):
     before = [np.asarray(a) for a in case.arrays_before()]
     assert len(logged) >= STEPS
     assert sum(not np.array_equal(a, b) for a, b in zip(state, before, strict=True)) >= 16  # it did train
+    assert all(np.isfinite(a).all() for a in state)
+    if case.scale is not None:  # the second step overflows and changes nothing but the scale
+        assert not all(np.isfinite(a).all() for a in logged)
+        assert any(a.shape == () and float(a) == case.scale for a in state)
     for ours, theirs in ((found[0], logged), (found[1], state)):
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-5, atol=1e-6)
@@ -75,21 +79,6 @@ def test_a_planned_loss_in_the_users_step(case):
     assert_same_memory(measured, case.make_step(planned), case.arguments)
     assert measured.required_bytes < plain.required_bytes
     assert measured.argument_bytes == plain.argument_bytes
-
-
-def test_skipped_steps_leave_the_state_alone():
-    for case in (c for c in CASES if "scaling" in c.name):
-        states = []
-        for steps in (1, 2):
-            planned = rp.remat(
-                case.loss_fn, plan=per_block(rp.Workload(case.loss_fn, *case.arguments, step=case.make_step))
-            )
-            logged, state = case.train(planned, steps=steps)
-            states.append(state)
-        assert not all(np.isfinite(x).all() for x in logged)
-        changed = [(a, b) for a, b in zip(*states, strict=True) if not np.array_equal(a, b)]
-        assert all(a.size == 1 for a, _ in changed)  # the scale, and what counts calls of Dropout
-        assert any(float(b) == float(a) / 2 for a, b in changed)
 
 
 def test_what_the_users_jit_does_not_donate_is_there_twice():
