@@ -92,15 +92,26 @@ class Case:
     def arrays_before(self) -> list[jax.Array]:
         return arrays(self.state())
 
-    def train(self, loss_fn: Callable[..., Any], *, steps: int = STEPS) -> tuple[list[Any], list[Any]]:
-        """What the steps log, and the arrays of the state after them."""
-        step, state, logged = self.make_step(loss_fn), self.state(), []
-        for i in range(steps):
+    def train(self, loss_fn: Callable[..., Any]) -> tuple[list[Any], list[Any], dict[str, int]]:
+        """What the steps log, the arrays of the state after them, and what the compiler says of the step's memory."""
+        state, logged = self.state(), []
+        step = compiled(self.make_step(loss_fn), (*state, *self.batches(0)))
+        for i in range(STEPS):
             out = step(*state, *self.batches(i))
             if self.returns_state:
                 *state, out = out
             logged += jax.tree.leaves(out)
-        return logged, arrays(state)
+        return logged, arrays(state), memory(step)
+
+
+def compiled(step: Any, arguments: tuple[Any, ...]) -> Any:
+    """A step that the user jitted. XLA:CPU merges a recomputation with its original unless told not to."""
+    return step.lower(*arguments).compile({"xla_disable_hlo_passes": "cse_barrier_expander"})
+
+
+def memory(step: Any) -> dict[str, int]:
+    found = step.memory_analysis()
+    return {part: getattr(found, f"{part}_size_in_bytes") for part in ("argument", "output", "alias", "temp")}
 
 
 def per_block(work: rp.Workload) -> Plan:
