@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rematplan import findings
+from rematplan import apply, findings
 from rematplan._inspect import computed_bytes, residuals_of
 from rematplan._measure import (
     Progress,
@@ -77,7 +78,9 @@ def compare(
         say(f"lowering {baseline.name}")
         options = compiler_options(baseline, chosen, method=how, limit_bytes=limit)
         try:
-            tasks.append(_Task(baseline, lowered(work, checkpointed(traced, baseline), chosen, options=options)))
+            elsewhere = functools.partial(apply.transferred, traced=traced, configuration=baseline.configuration)
+            planned = checkpointed(traced, baseline)
+            tasks.append(_Task(baseline, lowered(work, planned, chosen, options=options, elsewhere=elsewhere)))
         except PlanMismatch as error:  # a callback or an ordered effect where the region would be
             refused.append(Refused(baseline.name, str(error)))
     rows: list[Row] = []

@@ -6,21 +6,23 @@ target's compiler measure it. Does not know how a plan is found.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rematplan import apply, policies
 from rematplan._plan import Plan
 from rematplan.errors import InputError
+from rematplan.lift import Lifted
 from rematplan.planner.baselines import Baseline
 from rematplan.program.configuration import PLAIN
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import Traced
 from rematplan.pure import LeafInfo
 from rematplan.sharding import in_mesh
-from rematplan.step import StepFunction
+from rematplan.step import PureLoss, StepFunction
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program, Rematerialization
 from rematplan.target.measurement import Argument, Measurement, Role, attributed
@@ -68,17 +70,20 @@ def measure(
     say = progress or silent
     say("tracing")
     baseline: Baseline | None = None
-    pure_loss: Callable[..., list[Any]] | None = None
+    pure_loss: PureLoss | None = None
+    elsewhere: Callable[[Lifted], PureLoss] | None = None
     if loaded is not None:
+        elsewhere = functools.partial(apply.planned, plan=loaded)
         opened = work.lift(scopes=True)
         with in_mesh(opened.leaves):
-            pure_loss = apply.planned(opened, loaded)
+            pure_loss = elsewhere(opened)
     elif policy not in (None, "plain"):
         traced = traced_loss(work)
         baseline = policies.by_name(traced.graph, policy)
         pure_loss = checkpointed(traced, baseline)
+        elsewhere = functools.partial(apply.transferred, traced=traced, configuration=baseline.configuration)
     options = compiler_options(baseline, chosen, method=how, limit_bytes=None)
-    ready = lowered(work, pure_loss, chosen, options=options)
+    ready = lowered(work, pure_loss, chosen, options=options, elsewhere=elsewhere)
     say(f"{chosen.name}: measuring {'the plan' if loaded is not None else policy or 'plain'}")
     return measure_lowered(ready, chosen)
 
@@ -92,7 +97,7 @@ class Lowered:
     arguments: tuple[Argument, ...] = ()
 
 
-def checkpointed(traced: Traced, baseline: Baseline) -> Callable[..., list[Any]] | None:
+def checkpointed(traced: Traced, baseline: Baseline) -> PureLoss | None:
     """The flat loss under a hand-written configuration; None stands for the loss as the user wrote it."""
     return None if baseline.configuration == PLAIN else apply.configured(traced, baseline.configuration)
 
@@ -105,9 +110,16 @@ def compiler_options(baseline: Baseline | None, target: Target, *, method: Metho
     return Options(method=method, limit_bytes=limit, rematerialization=Rematerialization.ON)
 
 
-def lowered(work: Workload, pure_loss: Callable[..., list[Any]] | None, target: Target, *, options: Options) -> Lowered:
-    """The training step around a flat loss, lowered for the target's platform."""
-    step = work.step(pure_loss)
+def lowered(
+    work: Workload,
+    pure_loss: PureLoss | None,
+    target: Target,
+    *,
+    options: Options,
+    elsewhere: Callable[[Lifted], PureLoss] | None = None,
+) -> Lowered:
+    """The training step around a flat loss, lowered for the target's platform; `elsewhere` as in `Workload.step`."""
+    step = work.step(pure_loss, elsewhere=elsewhere)
     program = compiler.lower(
         step.function, step.leaves, donated=step.donated, target=target, name=work.name, sources=step.sources
     )

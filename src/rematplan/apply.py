@@ -15,14 +15,14 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from rematplan import _jax_private, scopes
-from rematplan._plan import Plan, resolve
+from rematplan._plan import Plan, difference, module_fingerprints, resolve
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.lift import Lifted
 from rematplan.loops import Iterations, in_parts
 from rematplan.named import named_in_derivative
 from rematplan.program import evaluate
 from rematplan.program.alike import in_module, inside_of, shared
-from rematplan.program.configuration import Configuration, LoopPlan, Region
+from rematplan.program.configuration import Configuration, LoopPlan, OwnRegions, Region
 from rematplan.program.residuals import is_inexact, with_named_residuals
 from rematplan.program.saving import honoured, is_complex
 from rematplan.program.trace import Detail, Equation, Traced, shape_of, trace
@@ -45,6 +45,25 @@ def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
     bodies = {index: body.graph for index, body in traced.bodies.items()}
     configuration = resolve(plan, traced.graph, bodies)
     return configured(_named(traced, configuration), configuration)
+
+
+def transferred(
+    lifted: Lifted, traced: Traced, configuration: Configuration, *, own_regions: OwnRegions = OwnRegions.KEEP
+) -> Callable[..., list[Any]]:
+    """What `configured(traced, configuration)` is, for another call of the same function: another batch size, as a rule.
+
+    Args:
+      lifted: the other call, opened with `scopes=True`.
+      own_regions: as `traced` was traced.
+
+    Raises:
+      PlanMismatch: the other call runs another program.
+    """
+    inexact = [i for i, leaf in enumerate(lifted.leaves) if is_inexact(leaf)]
+    other = trace(lifted.pure, lifted.leaves, differentiated=inexact, detail=Detail.STRUCTURE, own_regions=own_regions)
+    if other.graph.fingerprint != traced.graph.fingerprint:
+        raise PlanMismatch(difference(module_fingerprints(traced.graph), module_fingerprints(other.graph)))
+    return configured(_named(other, configuration), configuration)
 
 
 def _named(traced: Traced, configuration: Configuration) -> Traced:

@@ -138,11 +138,16 @@ def _like_parameters(optimizer: Lifted, lifted: Lifted, differentiated: Sequence
 
 
 def own_step(lifted: Lifted) -> StepFunction:
-    """The user's own train step, opened. Donated: module state that it replaces, and what its own `jit` donates."""
+    """The user's own train step, opened.
+
+    Donated: what its own `jit` donates. Of a step that is not jitted as a whole: module state that it replaces, too.
+    """
     with in_mesh(lifted.leaves):
         closed = jax.make_jaxpr(lifted.pure)(*lifted.leaves)
-    replaced = {info.source for info in lifted.outputs if info.source is not None}
-    donated = tuple(sorted(replaced | _donated_by_jit(closed.jaxpr)))
+    donates = _donated_by_jit(closed.jaxpr)
+    if not _is_one_jit(closed.jaxpr):
+        donates |= {info.source for info in lifted.outputs if info.source is not None}
+    donated = tuple(sorted(donates))
     run = jex.jaxpr_as_fun(closed)  # traced once; lowering runs this
 
     def step(*leaves: Any) -> list[Any]:
@@ -188,6 +193,10 @@ def _state_leaves(model: Any, lifted: Lifted, argument: int | str) -> dict[int, 
     """The model's leaves by position among the call's leaves."""
     positions = [i for i, info in enumerate(lifted.info) if info.argument == argument]
     return dict(zip(positions, lift(lambda model: None, (model,), {}).leaves, strict=True))
+
+
+def _is_one_jit(jaxpr: Any) -> bool:
+    return len(jaxpr.eqns) == 1 and "donated_invars" in jaxpr.eqns[0].params
 
 
 def _donated_by_jit(jaxpr: Any) -> set[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +20,8 @@ from jax.sharding import AbstractMesh, Mesh
 
 from rematplan import step as steps
 from rematplan.captured import captured, explain
-from rematplan.errors import InputError
-from rematplan.lift import LeafInfo, Lifted, lift
+from rematplan.errors import InputError, PlanMismatch
+from rematplan.lift import LeafInfo, Lifted, Program, lift
 from rematplan.materialize import random_array
 from rematplan.sharding import abstract_mesh, in_mesh, mesh_of, placed, spec_of
 from rematplan.step import PureLoss, StepFunction
@@ -41,7 +41,8 @@ class Workload:
         `nnx.eval_shape`.
       optimizer: an optax transformation; the step is then gradient and update, its state donated. Default: the step is
         `value_and_grad`.
-      step: `make_step(loss_fn)` -> train step, a function of `args` and `kwargs`: the user's own step.
+      step: `make_step(loss_fn)` -> train step, a function of `args` and `kwargs`: the user's own step. What its `jit` donates
+        is donated; where it is none, the module state that it replaces.
       init: makes real arguments where `args` are only shapes: `init()` or `init(seed)` -> the positional arguments.
       has_aux: whether `loss_fn` returns a pair. Default: seen from what it returns.
       name: for reports. Default: the name of `loss_fn`.
@@ -101,7 +102,7 @@ class Workload:
             raise InputError(explain(loss_fn, names))
 
     def lift(self, *, scopes: bool = False) -> Lifted:
-        """The loss, opened; with `step=`, as the step calls it.
+        """The loss, opened; with `step=`, as the step calls it. Of several calls, the one with the most bytes of arguments.
 
         Args:
           scopes: give every operation its module's path.
@@ -133,15 +134,19 @@ class Workload:
             )
         return found
 
-    def step(self, pure_loss: PureLoss | None = None) -> StepFunction:
+    def step(
+        self, pure_loss: PureLoss | None = None, *, elsewhere: Callable[[Lifted], PureLoss] | None = None
+    ) -> StepFunction:
         """The whole training step as a pure function of flat arrays.
 
         Args:
           pure_loss: in place of the loss as the user wrote it: flat leaves -> flat outputs, as `lift().pure`.
+          elsewhere: makes what stands in the place of `pure_loss` where the user's step calls the loss with other shapes than
+            those of `lift()`; raises PlanMismatch where that is another program.
         """
         lifted = self.lift(scopes=True)
         if self.make_step is not None:
-            routed = self.make_step(self._routed(lifted, pure_loss))
+            routed = self.make_step(self._routed(lifted, pure_loss, elsewhere))
             return steps.own_step(self._laid_out(lift(routed, self.args, self.kwargs)))
         if self.optimizer is None:
             return steps.value_and_grad(lifted, pure_loss, self.differentiated)
@@ -226,21 +231,34 @@ class Workload:
                 f"the step of {self.name} never called the loss that make_step was given; make_step(loss_fn) must "
                 "return a train step that differentiates its argument loss_fn."
             )
-        return _like(seen[0], outer)
+        return _like(max(seen, key=_bytes), outer)  # the first of the largest
 
-    def _routed(self, planned: Lifted, pure_loss: PureLoss | None) -> Callable[..., Any]:
+    def _routed(
+        self, planned: Lifted, pure_loss: PureLoss | None, elsewhere: Callable[[Lifted], PureLoss] | None
+    ) -> Callable[..., Any]:
         """The loss for the user's step: a function of the user's arguments that runs the flat loss."""
+        others: dict[Hashable, tuple[Program, PureLoss]] = {}
+
+        def other(lifted: Lifted) -> tuple[Program, PureLoss]:
+            if lifted.key not in others:
+                try:
+                    if elsewhere is None:
+                        raise PlanMismatch("what was planned is one program")
+                    others[lifted.key] = lifted.program, elsewhere(lifted.abstract())
+                except PlanMismatch as error:
+                    raise InputError(
+                        f"the step of {self.name} calls its loss with {_different(lifted, planned)}, and a plan is for one "
+                        f"function ({error}). Plan one call at a time: let make_step(loss_fn) give loss_fn to the call that is "
+                        "planned, and to the other call the function itself, or its rp.remat(..., plan=...)."
+                    ) from error
+            return others[lifted.key]
 
         def loss(*args: Any, **kwargs: Any) -> Any:
             lifted = lift(self.loss_fn, args, kwargs, scopes=True, check=self._check_result)
             if pure_loss is None:
                 return lifted.finish(lifted.pure(*lifted.leaves))
-            if lifted.key != planned.key:
-                raise InputError(
-                    f"the step of {self.name} calls its loss with {_shapes(lifted)} after {_shapes(planned)}; one "
-                    "plan is for one structure and one set of shapes."
-                )
-            return lifted.using(planned.program).finish(pure_loss(*lifted.leaves))
+            program, function = (planned.program, pure_loss) if lifted.key == planned.key else other(lifted)
+            return lifted.using(program).finish(function(*lifted.leaves))
 
         loss.__name__ = self.name
         return loss
@@ -338,9 +356,31 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _shapes(lifted: Lifted) -> str:
-    shown = [f"{i.path} {leaf.dtype}{list(leaf.shape)}" for leaf, i in zip(lifted.leaves, lifted.info, strict=True)]
-    more = len(shown) - SHOWN_LEAVES
-    return ", ".join(shown[:SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
+    return _listed(_arrays(lifted))
+
+
+def _arrays(lifted: Lifted) -> list[str]:
+    return [f"{i.path} {leaf.dtype}{list(leaf.shape)}" for leaf, i in zip(lifted.leaves, lifted.info, strict=True)]
+
+
+def _listed(arrays: Sequence[str]) -> str:
+    more = len(arrays) - SHOWN_LEAVES
+    return ", ".join(arrays[:SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _different(lifted: Lifted, planned: Lifted) -> str:
+    """What one call of the loss is given and another is not."""
+    here, there = (set(_arrays(call)) for call in (lifted, planned))
+    if here == there:
+        return "arguments of other structure and equal shapes"
+    one, other = (
+        _listed([text for text in _arrays(a) if text not in b]) for a, b in ((lifted, there), (planned, here))
+    )
+    return f"{one or 'less'} in one call and {other or 'less'} in another"
+
+
+def _bytes(lifted: Lifted) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in lifted.leaves)
 
 
 def _shown(result: Any) -> str:

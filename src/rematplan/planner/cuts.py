@@ -123,7 +123,8 @@ def heavy_operations(graph: Graph) -> tuple[int, ...]:
 def _is_intense(graph: Graph, operation: Operation) -> bool:
     if operation.subprogram is not None and operation.subprogram.kind is Nesting.LOOP:
         return True
-    elements = max((math.prod(graph.values[v].shape) for v in (*operation.inputs, *operation.outputs)), default=0)
+    values = (graph.values[v] for v in (*operation.inputs, *operation.outputs))
+    elements = max((math.prod(v.shape) // v.parts for v in values), default=0)
     return operation.flops >= HEAVY_FLOPS_PER_ELEMENT * elements
 
 

@@ -8,6 +8,7 @@ are worth trying.
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -123,7 +124,10 @@ class Problem:
         # without regions the program is measured as the user wrote it
         as_written = configuration == PLAIN and self.own_regions is OwnRegions.KEEP
         planned = None if as_written else apply.configured(self.traced, configuration)
-        step = self.work.step(planned)
+        elsewhere = functools.partial(
+            apply.transferred, traced=self.traced, configuration=configuration, own_regions=self.own_regions
+        )
+        step = self.work.step(planned, elsewhere=elsewhere)
         self._arguments = arguments_of(step)
         return self._lower(step.function, step.leaves, donated=step.donated, name=self.work.name, sources=step.sources)
 
