@@ -11,6 +11,7 @@ from rematplan.budgets import budget_or_memory
 from rematplan.errors import InfeasibleBudget, InputError
 from rematplan.fitted import FitRecord, FitRow
 from rematplan.program.configuration import Offload, OwnRegions
+from rematplan.search import _choice
 from rematplan.search.capacity import Capacity, fixed_load
 from rematplan.search.largest import NoValidValueError, Span, Trial, UnlimitedError, largest
 from rematplan.sweep import Sweep
@@ -74,6 +75,7 @@ def fit(
     span = _span(vary, low, high, multiple_of)
     if slowdown is not None and not (math.isfinite(slowdown) and slowdown > 0):
         raise InputError(f"a slowdown of {slowdown:g} is not possible; 1.1 allows a tenth more time, 1 none.")
+    own, away = _choice(OwnRegions, own_regions, "own_regions"), _choice(Offload, offload, "offload")
     sweep = Sweep(factory, keywords or {}, vary)
     rows: list[FitRow] = []
     refusals: list[InfeasibleBudget] = []
@@ -83,8 +85,8 @@ def fit(
             target,
             limit,
             slowdown=slowdown,
-            own_regions=OwnRegions(own_regions),
-            offload=Offload(offload),
+            own_regions=own,
+            offload=away,
             progress=progress or (lambda _message: None),
         )
         rows.append(_row(capacity, span, by_name.get(target.name)))

@@ -35,7 +35,9 @@ def fitted(record: Record) -> RenderableType:
     if any(row["price_per_hour"] is not None for row in rows):
         cells["cost of a million"] = [_number(row["cost_per_million"]) for row in rows]
     table = FittedTable("", cells, left=_WORDS, least_important=_LEAST_IMPORTANT)
-    return Group(Text(title, style="bold"), table, Text(), *(Text(line) for line in _sentences(record)), *_notes(record))
+    return Group(
+        Text(title, style="bold"), table, Text(), *(Text(line) for line in _sentences(record)), *_notes(record)
+    )
 
 
 def _sentences(record: Record) -> Iterator[str]:

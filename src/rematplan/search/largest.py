@@ -18,8 +18,8 @@ NEXT_STEP, FIRST_STEP, GREATEST_STEP = 2, 4, 8
 PATIENCE = 2
 # So many values around a wanted one are tried at most where some are not valid.
 NEAREST_VALID = 128
-# A value so many times the first that takes hardly more than it: nothing limits it.
-FARTHEST, LEAST_GROWTH = 1024, 1.01
+# From so many times the least value on, a line is believed that reaches the limit only beyond what an array can have.
+FARTHEST = 1024
 # More elements than an array can have along one axis.
 GREATEST_VALUE = 2**31 - 1
 
@@ -94,7 +94,7 @@ class UnlimitedError(Exception):
     """
 
     def __init__(self, trial: Trial):
-        super().__init__(f"{trial.value} takes hardly more than the least value")
+        super().__init__(f"{trial.value} takes hardly more than less")
         self.trial = trial
 
 
@@ -217,8 +217,7 @@ class _Looked:
         return [*self._anchor, *known]
 
     def _refuse_unlimited(self, best: Trial, points: Sequence[tuple[int, float]]) -> None:
-        (first, load), (value, last) = points[0], points[-1]
-        if value == best.value >= FARTHEST * max(first, self._span.first) and last <= LEAST_GROWTH * load:
+        if best.value >= FARTHEST * self._span.first and _crossing(points[0], points[-1]) > GREATEST_VALUE:
             raise UnlimitedError(best)
 
     def _first_valid(self, values: Iterator[int]) -> Trial | None:
