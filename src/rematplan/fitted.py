@@ -26,6 +26,8 @@ class FitPoint:
       source: "compiled", "probed" or "predicted" (from programs with repeated blocks cut out, or from compiles before):
         the weakest of what the answer rests on.
       reason: why it does not fit; empty if it does.
+      clock: where the seconds come from, as in `Measurement.sources`: "cycles" or "roofline"; empty without seconds. Times of
+        two clocks only rank.
     """
 
     value: int
@@ -35,6 +37,7 @@ class FitPoint:
     plain_seconds: float | None
     source: str
     reason: str = ""
+    clock: str = ""
 
     @property
     def slowdown(self) -> float | None:
@@ -59,7 +62,8 @@ class FitRow:
       plain: the largest value without checkpointing; None if the least one does not fit.
       plain_above: the next value, which does not fit without; None if there is none in the range.
       best: the largest value with a plan; compiled in full. None if the least one does not fit.
-      above: the next value, for which no plan was found; None if there is none in the range.
+      above: the next value, for which no plan was found, or the least one if that does not fit; None if all of the range
+        does.
       plan: the plan file's document for `best`, which `Plan.load` takes.
       price_per_hour: of one device, as it was given; in any currency.
       tried: every value that was looked at with plans.

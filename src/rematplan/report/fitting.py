@@ -8,12 +8,11 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from rematplan.report.figures import FittedTable, bytes_or_dash, time_or_dash
+from rematplan.report.figures import SECONDS_SOURCE, WARNING, FittedTable, bytes_or_dash, time_or_dash
 from rematplan.units import format_bytes, format_seconds
 
 Record = Mapping[str, Any]
-_WORDS = ("target",)
-_LEAST_IMPORTANT = ("memory", "time", "needs")
+_LEAST_IMPORTANT = ("memory", "time", "needs", "budget", "vs plain")
 
 
 def fitted(record: Record) -> RenderableType:
@@ -22,7 +21,7 @@ def fitted(record: Record) -> RenderableType:
     allowed = f", at most {record['slowdown']:g} times the time of no checkpointing" if record["slowdown"] else ""
     title = f"The largest {vary} of {record['workload']} that fits{allowed}"
     cells: dict[str, list[str]] = {
-        "target": [_name(row) for row in rows],
+        "target": [row["target"] for row in rows],
         "memory": [bytes_or_dash(row["memory_bytes"]) for row in rows],
         "budget": [format_bytes(row["budget_bytes"]) for row in rows],
         "plain": [_value(row["plain"]) for row in rows],
@@ -33,8 +32,8 @@ def fitted(record: Record) -> RenderableType:
         f"{vary}/s": [_number(row["throughput"]) for row in rows],
     }
     if any(row["price_per_hour"] is not None for row in rows):
-        cells["cost of a million"] = [_number(row["cost_per_million"]) for row in rows]
-    table = FittedTable("", cells, left=_WORDS, least_important=_LEAST_IMPORTANT)
+        cells["cost/million"] = [_number(row["cost_per_million"]) for row in rows]
+    table = FittedTable("", cells, left=("target",), least_important=_LEAST_IMPORTANT)
     return Group(
         Text(title, style="bold"), table, Text(), *(Text(line) for line in _sentences(record)), *_notes(record)
     )
@@ -60,17 +59,22 @@ def _sentences(record: Record) -> Iterator[str]:
 
 
 def _notes(record: Record) -> Iterator[RenderableType]:
+    clocks = dict.fromkeys(str(row["best"]["clock"]) for row in record["rows"] if row["best"] is not None)
+    if any(clocks):
+        yield Text(f"time: {'; '.join(SECONDS_SOURCE.get(clock) or clock for clock in clocks)}", style="dim")
+    if len(clocks) > 1:
+        yield Text(
+            "times of different sources stand here beside each other: between them they only rank", style=WARNING
+        )
     for row in record["rows"]:
         spent = f"{row['probes']} probes and {row['compiles']} compiles in {format_seconds(row['search_seconds'])}"
         yield Text(f"{row['target']}: {spent}", style="dim")
     skipped = record["skipped"]
     if skipped:
-        said = f"{len(skipped)} values were refused by the model, first {skipped[0]['value']}: {skipped[0]['reason']}"
+        said = (
+            f"refused by the model: {len(skipped)} of the values, first {skipped[0]['value']}: {skipped[0]['reason']}"
+        )
         yield Text(said, style="dim")
-
-
-def _name(row: Record) -> str:
-    return row["target"] + (f" ({row['device_count']} devices)" if row["device_count"] > 1 else "")
 
 
 def _of(point: Record | None, key: str) -> Any:

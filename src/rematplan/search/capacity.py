@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from rematplan._measure import lowered, measure_lowered
@@ -128,6 +129,7 @@ class Capacity:
             seconds=figures["seconds"],
             plain_seconds=plain_seconds,
             source=figures["source"],
+            clock=figures["sources"].get("seconds", ""),
         )
         if not point.fits:
             point = self._too_long(point)
@@ -174,14 +176,15 @@ class Capacity:
         except InfeasibleBudget as error:
             load = error.minimum_bytes / self.limit_bytes
             sure = found_fitting and (exact or load > _SURELY_TOO_LARGE)
+            self._look_for_fast_ones(search)
             point = self._without_room(value, error.minimum_bytes, self._source(search.problem))
             return point, Trial(value, _load(load, fits=False), sure)
         plain_seconds = self._predicted_plain_seconds(search)
         source = self._source(search.problem)
-        point = FitPoint(value, True, found.required_bytes, found.seconds, plain_seconds, source)
-        if (
-            self.slowdown is None
-        ):  # what fits the limit is made to use it up; the smallest says where the limit is reached
+        clock = found.sources.get("seconds", "")
+        point = FitPoint(value, True, found.required_bytes, found.seconds, plain_seconds, source, clock=clock)
+        if self.slowdown is None:
+            # what is made for the limit uses it up; where the limit is reached, the smallest says
             return point, Trial(value, min(search.probes.smallest_bytes() / self.limit_bytes, 1.0), sure=False)
         load = self._pressure(point)
         if load <= 1:
@@ -191,7 +194,7 @@ class Capacity:
 
     def _look_for_fast_ones(self, search: Search) -> None:
         """Makes plans for smaller and larger budgets, to learn what the smallest needs that is fast enough."""
-        if not self._transfers:
+        if not self._transfers or self.slowdown is None:
             return
         least, most = search.probes.smallest_bytes(), search.probes.plain.required_bytes
         for _ in range(_BUDGETS_TRIED):
@@ -199,7 +202,7 @@ class Capacity:
             with contextlib.suppress(InfeasibleBudget):
                 found = search.estimate(budget).best.measurement.seconds
                 plain_seconds = self._predicted_plain_seconds(search)
-                if found and plain_seconds and self.slowdown and found <= self.slowdown * plain_seconds:
+                if found and plain_seconds and found <= self.slowdown * plain_seconds:
                     most = budget
                     continue
             least = budget
@@ -230,11 +233,13 @@ class Capacity:
         tasks = [(c.name, c.configuration, c.period) for c in asked]
         figures, *without = problem.figures(tasks, search.prices.seconds)
         plain_seconds = without[0].seconds if without else None
-        point = FitPoint(value, True, figures.required_bytes, figures.seconds, plain_seconds, self._source(problem))
+        clock = figures.as_measurement().sources.get("seconds", "")
+        needs, source = figures.required_bytes, self._source(problem)
+        point = FitPoint(value, True, needs, figures.seconds, plain_seconds, source, clock=clock)
         load = self._pressure(point)
         if load > 1:
-            room = figures.required_bytes <= self.limit_bytes
-            point = self._too_long(point) if room else self._without_room(value, figures.required_bytes, point.source)
+            has_room = needs <= self.limit_bytes
+            point = self._too_long(point) if has_room else self._without_room(value, needs, source)
         return point, Trial(value, load, sure=False)
 
     def _plan(self, value: int, *, finalists: int) -> tuple[Plan, float | None]:
@@ -313,7 +318,8 @@ class Capacity:
 
     def _plain_point(self, value: int, m: Measurement, *, fits: bool) -> FitPoint:
         reason = "" if fits else f"needs {format_bytes(m.required_bytes)} of {format_bytes(self.limit_bytes)}"
-        return FitPoint(value, fits, m.required_bytes, m.seconds, m.seconds, m.source.value, reason)
+        clock = m.sources.get("seconds", "")
+        return FitPoint(value, fits, m.required_bytes, m.seconds, m.seconds, m.source.value, reason, clock)
 
     def _without_room(self, value: int, needs: int, source: str) -> FitPoint:
         reason = f"its smallest plan needs {format_bytes(needs)} of {format_bytes(self.limit_bytes)}"
@@ -321,9 +327,7 @@ class Capacity:
 
     def _too_long(self, point: FitPoint) -> FitPoint:
         reason = f"its fastest plan takes {point.slowdown:.3f} times as long as no checkpointing"
-        return FitPoint(
-            point.value, False, point.required_bytes, point.seconds, point.plain_seconds, point.source, reason
-        )
+        return replace(point, fits=False, reason=reason)
 
     def _slow_refusal(self, point: FitPoint) -> InfeasibleBudget:
         """What is said if even the least value is too slow; without checkpointing nothing is slower than itself."""
