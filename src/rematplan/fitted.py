@@ -24,10 +24,12 @@ class FitPoint:
       seconds: of one step; None where the target gives none, or where it does not fit.
       plain_seconds: of one step without checkpointing, by the same clock; None where it is not known or was not needed.
       source: "compiled", "probed" or "predicted" (from programs with repeated blocks cut out, or from compiles before):
-        the weakest of what the answer rests on.
+        of the plan.
       reason: why it does not fit; empty if it does.
       clock: where the seconds come from, as in `Measurement.sources`: "cycles" or "roofline"; empty without seconds. Times of
         two clocks only rank.
+      plain_source: where `plain_seconds` come from, as `source`; "predicted" where the chip has no room for a full compile
+        without checkpointing; empty without them.
     """
 
     value: int
@@ -38,6 +40,7 @@ class FitPoint:
     source: str
     reason: str = ""
     clock: str = ""
+    plain_source: str = ""
 
     @property
     def slowdown(self) -> float | None:

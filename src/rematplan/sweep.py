@@ -9,10 +9,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from rematplan.errors import InputError
 from rematplan.fitted import SkippedValue
+from rematplan.program.loss import traced_loss
 from rematplan.workload import Workload
 
 _NOT_WHOLE = (str, float, bool, "str", "float", "bool")
@@ -54,8 +53,7 @@ class Sweep:
             try:
                 made = self.factory(**self.keywords, **{self.vary: value})
                 if isinstance(made, Workload):
-                    lifted = made.lift(scopes=True)
-                    jax.eval_shape(lifted.pure, *lifted.leaves)  # a loss may refuse a size, too
+                    traced_loss(made)  # a loss may refuse a size, too
             except refusable as error:
                 self._first_error = self._first_error or error
                 self._refused[value] = SkippedValue(value, _line(error))

@@ -24,6 +24,7 @@ from rematplan.records import (
 )
 from rematplan.report.run import Run, from_document, read_document, to_text
 from rematplan.report.schemas import kinds, schema
+from rematplan.report.terminal import render_text
 from tests.report.measurements import MIB, measurement
 
 SHAPE = (16, 512, 512)
@@ -164,7 +165,7 @@ def test_what_fits_is_priced_with_all_devices():
     assert row.cost_per_million == pytest.approx(4 * 1.2 / 3600 / 800 * 1e6)
     assert row.best is not None and row.best.slowdown == pytest.approx(0.05 / 0.048)
     assert FIT.smallest == FIT.cheapest == "tpu-v5e:2x2"
-    shown = str(FIT)
+    shown = render_text("fit", FIT.to_json(), columns=120)
     assert re.search(r"tpu-v5e:2x2 .* 20 +40 .*\+4\.2% +800 +1\.67$", shown, re.MULTILINE)
     assert "cpu: batch=1 does not fit: its smallest plan needs 200 MiB of 100 MiB (compiled)." in shown
     assert "refused by the model: 1 of the values, first 3: not a multiple" in shown

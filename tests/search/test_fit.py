@@ -30,7 +30,15 @@ def fits_with_plan(work: rp.Workload, target: str, budget: int, slowdown: float 
     ("target", "vary", "values", "keywords", "budget", "slowdown"),
     [
         ("cpu", "batch", range(256, 1281, 256), {"blocks": 3, "features": 32}, 500 * KIB, None),
-        ("cpu", "batch", range(512, 1281, 256), {"blocks": 3, "features": 32}, 800 * KIB, 1.1),
+        pytest.param(
+            "cpu",
+            "batch",
+            range(512, 1281, 256),
+            {"blocks": 3, "features": 32},
+            800 * KIB,
+            1.1,
+            marks=pytest.mark.slow,
+        ),
         ("cpu", "blocks", range(1, 7), {"features": 32, "batch": 1024}, 550 * KIB, None),
         pytest.param(
             "gpu-h100",

@@ -66,6 +66,9 @@ def _notes(record: Record) -> Iterator[RenderableType]:
         yield Text(
             "times of different sources stand here beside each other: between them they only rank", style=WARNING
         )
+    predicted = [row["target"] for row in record["rows"] if _of(row["best"], "plain_source") == "predicted"]
+    if predicted:
+        yield Text(f"predicted, for want of room: time without checkpointing on {', '.join(predicted)}", style="dim")
     for row in record["rows"]:
         spent = f"{row['probes']} probes and {row['compiles']} compiles in {format_seconds(row['search_seconds'])}"
         yield Text(f"{row['target']}: {spent}", style="dim")

@@ -112,9 +112,9 @@ class Capacity:
 
     def _confirmed(self, value: int) -> Trial:
         try:
-            found, plain_seconds = self._plan(value, finalists=1)
+            found, (plain_seconds, plain_source) = self._plan(value, finalists=1)
             if self._too_slow(found, plain_seconds):  # the first that fits may be a few percent slower than the best
-                found, plain_seconds = self._plan(value, finalists=FINALISTS)
+                found, (plain_seconds, plain_source) = self._plan(value, finalists=FINALISTS)
         except InfeasibleBudget as error:
             self.refusals[value] = error
             self.planned[value] = self._without_room(
@@ -130,6 +130,7 @@ class Capacity:
             plain_seconds=plain_seconds,
             source=figures["source"],
             clock=figures["sources"].get("seconds", ""),
+            plain_source=plain_source,
         )
         if not point.fits:
             point = self._too_long(point)
@@ -182,7 +183,9 @@ class Capacity:
         plain_seconds = self._predicted_plain_seconds(search)
         source = self._source(search.problem)
         clock = found.sources.get("seconds", "")
-        point = FitPoint(value, True, found.required_bytes, found.seconds, plain_seconds, source, clock=clock)
+        point = FitPoint(
+            value, True, found.required_bytes, found.seconds, plain_seconds, source, clock=clock, plain_source=source
+        )
         if self.slowdown is None:
             # what is made for the limit uses it up; where the limit is reached, the smallest says
             return point, Trial(value, min(search.probes.smallest_bytes() / self.limit_bytes, 1.0), sure=False)
@@ -235,15 +238,16 @@ class Capacity:
         plain_seconds = without[0].seconds if without else None
         clock = figures.as_measurement().sources.get("seconds", "")
         needs, source = figures.required_bytes, self._source(problem)
-        point = FitPoint(value, True, needs, figures.seconds, plain_seconds, source, clock=clock)
+        also = source if without else ""
+        point = FitPoint(value, True, needs, figures.seconds, plain_seconds, source, clock=clock, plain_source=also)
         load = self._pressure(point)
         if load > 1:
             has_room = needs <= self.limit_bytes
             point = self._too_long(point) if has_room else self._without_room(value, needs, source)
         return point, Trial(value, load, sure=False)
 
-    def _plan(self, value: int, *, finalists: int) -> tuple[Plan, float | None]:
-        """A plan, and the seconds that no checkpointing takes, by the same clock."""
+    def _plan(self, value: int, *, finalists: int) -> tuple[Plan, tuple[float | None, str]]:
+        """A plan, and the seconds that no checkpointing takes, by the same clock, with their source."""
         work = self._workload(value)
         self._searched(value, work)
         make = lambda: plan(  # noqa: E731
@@ -258,7 +262,7 @@ class Capacity:
         found = _met(self.limit_bytes, make)
         return found, self._plain_seconds(value, work, found.measured["sources"].get("seconds", ""))
 
-    def _plain_seconds(self, value: int, work: Workload, clock: str) -> float | None:
+    def _plain_seconds(self, value: int, work: Workload, clock: str) -> tuple[float | None, str]:
         """As compiled in full where the chip has room for it, else by the prices of the search."""
         known = self.plain.get(value)
         memory = self.target.memory_bytes
@@ -267,8 +271,9 @@ class Capacity:
             self._say(f"{self._at(value)}: compiling without checkpointing")
             m = self._measure_plain(work, Method.COMPILE, None)
             if m.sources.get("seconds") == clock:
-                return m.seconds
-        return self._predicted_plain_seconds(self._searches[value])
+                return m.seconds, m.source.value
+        predicted = self._predicted_plain_seconds(self._searches[value])
+        return predicted, "predicted" if predicted is not None else ""
 
     def _measure_plain(self, work: Workload, method: Method, limit_bytes: int | None) -> Measurement:
         self._plain_probes += method is Method.PROBE
@@ -319,7 +324,8 @@ class Capacity:
     def _plain_point(self, value: int, m: Measurement, *, fits: bool) -> FitPoint:
         reason = "" if fits else f"needs {format_bytes(m.required_bytes)} of {format_bytes(self.limit_bytes)}"
         clock = m.sources.get("seconds", "")
-        return FitPoint(value, fits, m.required_bytes, m.seconds, m.seconds, m.source.value, reason, clock)
+        source = m.source.value
+        return FitPoint(value, fits, m.required_bytes, m.seconds, m.seconds, source, reason, clock, source)
 
     def _without_room(self, value: int, needs: int, source: str) -> FitPoint:
         reason = f"its smallest plan needs {format_bytes(needs)} of {format_bytes(self.limit_bytes)}"
