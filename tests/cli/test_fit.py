@@ -85,7 +85,7 @@ def test_a_least_value_that_does_not_fit_ends_with_three(cli):
         ((*MODEL, *CPU, "--vary", "batch=1..", "--price", "cpu=1", "--price", "cpu=2"), "two prices"),
         ((*MODEL, *CPU, "--vary", "batch=1..", "--price", "gpu-l4=1"), "none of the targets"),
         ((*MODEL, *CPU, "--target", "gpu-l4", "--vary", "batch=1..", "-o", "plan.json"), "the plan of one target"),
-        (("absent:make", "--target", "tpu-v5q", "--vary", "batch=1.."), "nearest: tpu-v5e"),
+        (("absent:make", "--target", "tpu-v5q", "--vary", "batch=1.."), "nearest: tpu-v5"),
         (("absent:make", "--target", "tpu-v5e", "--budget", "1TiB", "--vary", "batch=1.."), "more than tpu-v5e has"),
     ],
 )

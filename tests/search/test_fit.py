@@ -10,7 +10,8 @@ import pytest
 
 import rematplan as rp
 from rematplan import workloads
-from rematplan.errors import InfeasibleBudget, InputError
+from rematplan.errors import CompilerError, InfeasibleBudget, InputError
+from rematplan.search import capacity
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -117,6 +118,42 @@ def test_several_targets_beside_each_other_with_prices():
     assert found.row("gpu-l4") is l4
     with pytest.raises(InputError, match="not in this record"):
         found.row("cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slowdown", [None, 1.05])
+def test_a_tpu_is_asked_for_the_last_word(slowdown):
+    """Probes of a TPU only say where to look: both ends are decided by full compiles with the budget as the limit."""
+    budget, keywords = 40 * MIB, {"blocks": 4, "features": 256}
+    arguments = {"targets": "tpu-v5e", "budget": budget, "multiple_of": 512, "keywords": keywords, "slowdown": slowdown}
+    (row,) = rp.fit(workloads.mlp, **arguments).rows
+    assert row.plain.value < row.best.value == row.above.value - 512
+    assert row.plain.required_bytes <= budget < row.plain_above.required_bytes
+    assert row.best.source == "compiled" and row.best.clock == "cycles" and row.best.plain_source == "compiled"
+    work = workloads.mlp(batch=row.best.value, **keywords)
+    again = rp.measure(work, target="tpu-v5e", plan=rp.Plan.load(row.plan))
+    assert row.best.slowdown == pytest.approx(again.seconds / rp.measure(work, target="tpu-v5e").seconds, rel=0.02)
+    assert not fits_with_plan(workloads.mlp(batch=row.above.value, **keywords), "tpu-v5e", budget, slowdown)
+
+
+def test_a_program_that_a_compiler_refuses_for_its_size_only_bounds(monkeypatch):
+    honest = capacity.measure_lowered
+
+    def refusing(ready, target):
+        if ready.program.argument_bytes > 300 * KIB:
+            raise CompilerError("the program is beyond all bounds")
+        return honest(ready, target)
+
+    monkeypatch.setattr(capacity, "measure_lowered", refusing)
+    arguments = {"targets": "cpu", "budget": 10 * MIB, "keywords": {"blocks": 2, "features": 32}}
+    (row,) = rp.fit(workloads.mlp, low=64, high=4096, multiple_of=64, **arguments).rows
+    held = 2 * (32 * 32 + 32) * 4
+    assert held + row.plain.value * 32 * 4 <= 300 * KIB < held + row.plain_above.value * 32 * 4
+    assert row.plain_above.value == row.plain.value + 64
+    assert row.plain_above.required_bytes is None and "beyond all bounds" in row.plain_above.reason
+    assert row.best.value == 4096 and row.above is None and row.best.plain_source == "predicted"
+    with pytest.raises(CompilerError):
+        rp.fit(workloads.mlp, low=4096, **arguments)
 
 
 def small(*, width: int, batch: int = 64) -> rp.Workload:

@@ -269,9 +269,10 @@ class Capacity:
         needs = known.required_bytes if known is not None and known.required_bytes is not None else 0
         if self.target.kind is not Kind.TPU or memory is None or needs <= memory:
             self._say(f"{self._at(value)}: compiling without checkpointing")
-            m = self._measure_plain(work, Method.COMPILE, None)
-            if m.sources.get("seconds") == clock:
-                return m.seconds, m.source.value
+            with contextlib.suppress(CompilerError):  # too large for it in another way than by its memory
+                m = self._measure_plain(work, Method.COMPILE, None)
+                if m.sources.get("seconds") == clock:
+                    return m.seconds, m.source.value
         predicted = self._predicted_plain_seconds(self._searches[value])
         return predicted, "predicted" if predicted is not None else ""
 
@@ -322,14 +323,19 @@ class Capacity:
         return seconds > self.slowdown * plain_seconds
 
     def _plain_point(self, value: int, m: Measurement, *, fits: bool) -> FitPoint:
-        reason = "" if fits else f"needs {format_bytes(m.required_bytes)} of {format_bytes(self.limit_bytes)}"
+        reason = "" if fits else f"it needs {self._excess(m.required_bytes)}"
         clock = m.sources.get("seconds", "")
         source = m.source.value
         return FitPoint(value, fits, m.required_bytes, m.seconds, m.seconds, source, reason, clock, source)
 
     def _without_room(self, value: int, needs: int, source: str) -> FitPoint:
-        reason = f"its smallest plan needs {format_bytes(needs)} of {format_bytes(self.limit_bytes)}"
+        reason = f"its smallest plan needs {self._excess(needs)}"
         return FitPoint(value, False, needs, None, None, source, reason)
+
+    def _excess(self, needs: int) -> str:
+        more = needs - self.limit_bytes
+        beyond = f"{format_bytes(more)} more than there is" if more > 0 else "and the compiler refused it"
+        return f"{format_bytes(needs)}, {beyond}"
 
     def _too_long(self, point: FitPoint) -> FitPoint:
         reason = f"its fastest plan takes {point.slowdown:.3f} times as long as no checkpointing"
