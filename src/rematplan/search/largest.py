@@ -16,7 +16,7 @@ from dataclasses import dataclass
 NEXT_STEP, FIRST_STEP, GREATEST_STEP = 2, 4, 8
 # Lines that did not halve what is left, one after the other, before it is halved.
 PATIENCE = 2
-# So many values around a wanted one are tried at most where some are not valid.
+# So many values around a wanted one are tried at most where some are not valid, before doublings of one that is.
 NEAREST_VALID = 128
 # From so many times the least value on, a line is believed that reaches the limit only beyond what an array can have.
 FARTHEST = 1024
@@ -187,7 +187,10 @@ class _Looked:
             return None
         wanted = self._between(best, above) if above is not None else self._beyond(best)
         wanted = max(least, min(self._span.below(wanted), most))
-        return self._first_valid(_outward(wanted, least, most, step))
+        doubled = [best.value << n for n in range(1, 32) if least <= best.value << n <= most]
+        around = self._first_valid(_outward(wanted, least, most, step))
+        # where hardly any value is valid, it is mostly powers of two that are
+        return around or self._first_valid(iter(sorted(doubled, key=lambda value: abs(value - wanted))))
 
     def _between(self, best: Trial, above: Trial) -> float:
         width = above.value - best.value
