@@ -21,6 +21,7 @@ from rematplan.search import _search, plan
 from rematplan.search.largest import Trial
 from rematplan.search.planning import FINALISTS, JUST_ABOVE, Search
 from rematplan.search.problem import Problem
+from rematplan.search.transfer import look_for_fast_ones, nearest_alike, predicted_plain_seconds, transferred
 from rematplan.sweep import Sweep
 from rematplan.target.compiler import Method, Options
 from rematplan.target.measurement import Measurement
@@ -35,8 +36,6 @@ _PROBE_TOO_LOW, _PROBE_TOO_HIGH = 0.94, JUST_ABOVE
 # Where no more was predicted to fit, and where more time was predicted, by so much, no compile says otherwise.
 _SURELY_TOO_LARGE = 1.1
 _SURELY_SLOWER = 1.05
-# Budgets between the smallest plan and none, to learn what the slowdown allows.
-_BUDGETS_TRIED = 5
 _DOES_NOT_FIT = math.nextafter(1.0, math.inf)
 
 
@@ -105,7 +104,10 @@ class Capacity:
 
     def confirm_plan(self, trial: Trial) -> Trial:
         """Plans for a value, and compiles the plan in full."""
-        confirmed = self._confirmed(trial.value)
+        try:
+            confirmed = self._confirmed(trial.value)
+        except CompilerError as error:
+            confirmed = self._refused(trial.value, self.planned, error)
         # what was found near by was not what this value wants: from now on each is searched for itself
         self._transfers = self._transfers and confirmed.fits == trial.fits
         return confirmed
@@ -149,13 +151,22 @@ class Capacity:
         try:
             point, trial = probe(value, work)
         except CompilerError as error:
-            if not any(p.fits for p in points.values()):
-                raise
-            # compilers refuse programs that are far too large in other ways than by their memory
-            reason = f"the compiler refused the program: {error}"
-            point, trial = FitPoint(value, False, None, None, None, "compiled", reason), Trial(value, math.inf)
+            return self._refused(value, points, error)
         points[value] = point
         return trial
+
+    def _refused(self, value: int, points: dict[int, FitPoint], error: CompilerError) -> Trial:
+        """Compilers refuse programs that are far too large in other ways than by their memory.
+
+        Raises:
+          CompilerError: where nothing else fits, so that it may be for any reason.
+        """
+        if not any(p.fits for other, p in (*self.plain.items(), *points.items()) if other != value):
+            raise error
+        points[value] = FitPoint(
+            value, False, None, None, None, "compiled", f"the compiler refused the program: {error}"
+        )
+        return Trial(value, math.inf)
 
     def _probe_plain(self, value: int, work: Workload) -> tuple[FitPoint, Trial]:
         self._say(f"{self._at(value)}: probing without checkpointing")
@@ -167,9 +178,9 @@ class Capacity:
     def _probe_plan(self, value: int, work: Workload) -> tuple[FitPoint, Trial]:
         found_fitting = any(p.fits for p in (*self.plain.values(), *self.planned.values()))
         if self._transfers and value not in self._searches:
-            transferred = self._transferred(value, work)
-            if transferred is not None:
-                return transferred
+            found_near_by = self._transferred(value, work)
+            if found_near_by is not None:
+                return found_near_by
         search = self._searched(value, work)
         exact = self.target.kind is not Kind.TPU and not search.problem.folds
         try:
@@ -180,7 +191,7 @@ class Capacity:
             self._look_for_fast_ones(search)
             point = self._without_room(value, error.minimum_bytes, self._source(search.problem))
             return point, Trial(value, _load(load, fits=False), sure)
-        plain_seconds = self._predicted_plain_seconds(search)
+        plain_seconds = predicted_plain_seconds(search)
         source = self._source(search.problem)
         clock = found.sources.get("seconds", "")
         point = FitPoint(
@@ -196,50 +207,31 @@ class Capacity:
         return self._too_long(point), Trial(value, load, sure=found_fitting and (exact or load > _SURELY_SLOWER))
 
     def _look_for_fast_ones(self, search: Search) -> None:
-        """Makes plans for smaller and larger budgets, to learn what the smallest needs that is fast enough."""
-        if not self._transfers or self.slowdown is None:
-            return
-        least, most = search.probes.smallest_bytes(), search.probes.plain.required_bytes
-        for _ in range(_BUDGETS_TRIED):
-            budget = (least + most) // 2
-            with contextlib.suppress(InfeasibleBudget):
-                found = search.estimate(budget).best.measurement.seconds
-                plain_seconds = self._predicted_plain_seconds(search)
-                if found and plain_seconds and found <= self.slowdown * plain_seconds:
-                    most = budget
-                    continue
-            least = budget
+        if self._transfers and self.slowdown is not None:
+            look_for_fast_ones(search, slowdown=self.slowdown)
 
     def _transferred(self, value: int, work: Workload) -> tuple[FitPoint, Trial] | None:
-        """Probes what was found for a value near by; None if there is none, or the program is another one.
-
-        Plans are of a structure, not of shapes, and their slowdowns hardly change with a batch: one probe, or two, stand for
-        a whole search.
-        """
-        nearest = sorted(self._searches, key=lambda known: abs(math.log(known / value)))
-        if not nearest:
+        """By what was found for a value near by; None if there is none, or the program is another one."""
+        if not self._searches:
             return None
         problem = Problem(work, self.target, progress=self._saying(value), own_regions=self._own_regions)
-        alike = (self._searches[v] for v in nearest)
-        search = next((s for s in alike if s.problem.graph.fingerprint == problem.graph.fingerprint), None)
-        if search is None:
+        search = nearest_alike(self._searches, problem, value)
+        found = transferred(search, problem, slowdown=self.slowdown) if search is not None else None
+        if found is None:
             return None
-        known = [p for p in search.probes.repriced() if p.figures.measurements]
-        plain = next(p for p in known if p.candidate.name == "plain")
-        if self.slowdown is not None:
-            known = [p for p in known if p.figures.seconds <= self.slowdown * plain.figures.seconds]
-            if not known:
-                return None
-        smallest = min(known, key=lambda p: p.figures.required_bytes)
-        asked = [smallest.candidate] + ([plain.candidate] if self.slowdown is not None else [])
         self._problems.append(problem)
-        tasks = [(c.name, c.configuration, c.period) for c in asked]
-        figures, *without = problem.figures(tasks, search.prices.seconds)
-        plain_seconds = without[0].seconds if without else None
-        clock = figures.as_measurement().sources.get("seconds", "")
+        figures, plain = found
         needs, source = figures.required_bytes, self._source(problem)
-        also = source if without else ""
-        point = FitPoint(value, True, needs, figures.seconds, plain_seconds, source, clock=clock, plain_source=also)
+        point = FitPoint(
+            value,
+            fits=True,
+            required_bytes=needs,
+            seconds=figures.seconds,
+            plain_seconds=plain.seconds if plain is not None else None,
+            source=source,
+            clock=figures.as_measurement().sources.get("seconds", ""),
+            plain_source=source if plain is not None else "",
+        )
         load = self._pressure(point)
         if load > 1:
             has_room = needs <= self.limit_bytes
@@ -273,7 +265,7 @@ class Capacity:
                 m = self._measure_plain(work, Method.COMPILE, None)
                 if m.sources.get("seconds") == clock:
                     return m.seconds, m.source.value
-        predicted = self._predicted_plain_seconds(self._searches[value])
+        predicted = predicted_plain_seconds(self._searches[value])
         return predicted, "predicted" if predicted is not None else ""
 
     def _measure_plain(self, work: Workload, method: Method, limit_bytes: int | None) -> Measurement:
@@ -281,11 +273,6 @@ class Capacity:
         self._plain_compiles += method is Method.COMPILE
         options = Options(method=method, limit_bytes=limit_bytes)
         return measure_lowered(lowered(work, None, self.target, options=options), self.target)
-
-    @staticmethod
-    def _predicted_plain_seconds(search: Search) -> float | None:
-        rows = search.probes.hand_written_rows()
-        return next((figures.seconds for c, figures in rows if c.name == "plain"), None)
 
     def _workload(self, value: int) -> Workload:
         work = self.sweep.workload(value)
