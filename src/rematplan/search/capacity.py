@@ -36,6 +36,8 @@ _PROBE_TOO_LOW, _PROBE_TOO_HIGH = 0.94, JUST_ABOVE
 # Where no more was predicted to fit, and where more time was predicted, by so much, no compile says otherwise.
 _SURELY_TOO_LARGE = 1.1
 _SURELY_SLOWER = 1.05
+# Of plans that are probed to need a little more than there is, so many are compiled before a value is given up.
+_DOUBTFUL_COMPILES = 2
 _DOES_NOT_FIT = math.nextafter(1.0, math.inf)
 
 
@@ -105,15 +107,19 @@ class Capacity:
     def confirm_plan(self, trial: Trial) -> Trial:
         """Plans for a value, and compiles the plan in full."""
         try:
-            confirmed = self._confirmed(trial.value)
+            confirmed = self._confirmed(trial.value, expected=trial.fits)
         except CompilerError as error:
             confirmed = self._refused(trial.value, self.planned, error)
         # what was found near by was not what this value wants: from now on each is searched for itself
         self._transfers = self._transfers and confirmed.fits == trial.fits
         return confirmed
 
-    def _confirmed(self, value: int) -> Trial:
+    def _confirmed(self, value: int, *, expected: bool) -> Trial:
+        limit = self.limit_bytes
         try:
+            if not expected:  # what is probed to need a little too much is compiled, but not all of that kind
+                search = self._searched(value, self._workload(value))
+                _met(limit, lambda: search.plan(limit, finalists=1, most_compiles=_DOUBTFUL_COMPILES))
             found, (plain_seconds, plain_source) = self._plan(value, finalists=1)
             if self._too_slow(found, plain_seconds):  # the first that fits may be a few percent slower than the best
                 found, (plain_seconds, plain_source) = self._plan(value, finalists=FINALISTS)
