@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rematplan._compare import compare
+    from rematplan._fit import fit
     from rematplan._inspect import inspect
     from rematplan._measure import measure
     from rematplan._plan import Plan
@@ -32,6 +33,7 @@ __all__ = [
     "Workload",
     "__version__",
     "compare",
+    "fit",
     "frontier",
     "inspect",
     "measure",
@@ -45,6 +47,7 @@ _HOME = {
     "Plan": "rematplan._plan",
     "Workload": "rematplan.workload",
     "compare": "rematplan._compare",
+    "fit": "rematplan._fit",
     "frontier": "rematplan.search",
     "inspect": "rematplan._inspect",
     "measure": "rematplan._measure",

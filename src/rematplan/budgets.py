@@ -29,3 +29,15 @@ def budget_bytes(budget: str | int, *, target: Target, reserve: str | int = 0) -
             f"the reserve of {format_bytes(kept)} leaves nothing of the budget of {format_bytes(count)}; lower the reserve."
         )
     return count - kept
+
+
+def budget_or_memory(budget: str | int | None, *, target: Target, reserve: str | int = 0) -> int:
+    """As `budget_bytes`; without a budget, all that the target's compiler sees.
+
+    Raises:
+      InputError: also where there is neither a budget nor a memory figure.
+    """
+    chosen = target.memory_bytes if budget is None else budget
+    if chosen is None:
+        raise InputError(f"{target.name} has no memory figure to fit into; give a budget, such as 12GiB.")
+    return budget_bytes(chosen, target=target, reserve=reserve)

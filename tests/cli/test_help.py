@@ -10,7 +10,7 @@ import pytest
 import rematplan
 
 HEAVY = {"jax", "jaxlib", "flax", "numpy", "scipy", "highspy"}
-VERBS = ("demo", "inspect", "measure", "compare", "plan", "frontier", "verify", "show", "targets", "report")
+VERBS = ("demo", "inspect", "measure", "compare", "plan", "frontier", "fit", "verify", "show", "targets", "report")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["-h"], ["--version"], ["plan", "--help"], ["targets"]])

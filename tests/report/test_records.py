@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import jsonschema
 import pytest
 
+from rematplan.fitted import FitPoint, FitRecord, FitRow, SkippedValue
 from rematplan.records import (
     Comparison,
     Finding,
@@ -22,6 +24,7 @@ from rematplan.records import (
 )
 from rematplan.report.run import Run, from_document, read_document, to_text
 from rematplan.report.schemas import kinds, schema
+from rematplan.report.terminal import render_text
 from tests.report.measurements import MIB, measurement
 
 SHAPE = (16, 512, 512)
@@ -52,7 +55,52 @@ INSPECTION = Inspection(
     arguments=(residual("", mib=1, operation="argument"),),
     findings=(Finding("whole-region", "one region saves nothing"),),
 )
+FIT = FitRecord(
+    workload="gpt",
+    keywords={"blocks": 6, "dtype": "bfloat16"},
+    vary="batch",
+    low=1,
+    high=None,
+    multiple_of=1,
+    slowdown=1.1,
+    rows=(
+        FitRow(
+            target="tpu-v5e:2x2",
+            memory_bytes=16000 * MIB,
+            device_count=4,
+            budget_bytes=2048 * MIB,
+            plain=FitPoint(20, True, 2000 * MIB, 0.02, 0.02, "probed", clock="cycles"),
+            plain_above=FitPoint(21, False, 2100 * MIB, 0.021, 0.021, "probed", "needs too much", "cycles"),
+            best=FitPoint(40, True, 2040 * MIB, 0.05, 0.048, "compiled", clock="cycles"),
+            above=FitPoint(41, False, 2080 * MIB, None, None, "probed", "needs too much"),
+            plan=PLAN,
+            price_per_hour=1.2,
+            tried=(FitPoint(40, True, 2040 * MIB, 0.05, 0.048, "compiled", clock="cycles"),),
+            probes=50,
+            compiles=3,
+            search_seconds=200.0,
+        ),
+        FitRow(
+            target="cpu",
+            memory_bytes=None,
+            device_count=1,
+            budget_bytes=100 * MIB,
+            plain=None,
+            plain_above=FitPoint(1, False, None, None, None, "compiled", "the compiler refused the program"),
+            best=None,
+            above=FitPoint(1, False, 200 * MIB, None, None, "compiled", "its smallest plan needs 200 MiB of 100 MiB"),
+            plan=None,
+            price_per_hour=0.1,
+            tried=(),
+            probes=20,
+            compiles=0,
+            search_seconds=10.0,
+        ),
+    ),
+    skipped=(SkippedValue(3, "not a multiple"),),
+)
 RECORDS = [
+    FIT,
     INSPECTION,
     measurement(),
     measurement(seconds=None, flops=float("nan")),
@@ -109,3 +157,16 @@ def test_run_record_is_read_back_as_it_was(tmp_path):
     path = tmp_path / "run.json"
     path.write_text(to_text(run.to_json()))
     assert from_document(read_document(path), name="run.json") == run
+
+
+def test_what_fits_is_priced_with_all_devices():
+    row = FIT.rows[0]
+    assert row.throughput == pytest.approx(800)
+    assert row.cost_per_million == pytest.approx(4 * 1.2 / 3600 / 800 * 1e6)
+    assert row.best is not None and row.best.slowdown == pytest.approx(0.05 / 0.048)
+    assert FIT.smallest == FIT.cheapest == "tpu-v5e:2x2"
+    shown = render_text("fit", FIT.to_json(), columns=120)
+    assert re.search(r"tpu-v5e:2x2 .* 20 +40 .*\+4\.2% +800 +1\.67$", shown, re.MULTILINE)
+    assert "cpu: batch=1 does not fit: its smallest plan needs 200 MiB of 100 MiB (compiled)." in shown
+    assert "refused by the model: 1 of the values, first 3: not a multiple" in shown
+    assert "<pre" in FIT._repr_html_()

@@ -16,6 +16,7 @@ from rematplan import __version__
 from rematplan.cli.common import COMMAND_LINE
 from rematplan.cli.compare import compare
 from rematplan.cli.demo import demo
+from rematplan.cli.fit import fit
 from rematplan.cli.frontier import frontier
 from rematplan.cli.inspect import inspect
 from rematplan.cli.measure import measure
@@ -50,7 +51,7 @@ def build_app() -> App:
         version=__version__,
         suppress_keyboard_interrupt=False,  # main gives it a message and an exit code
     )
-    for verb in (demo, inspect, measure, compare, plan, frontier, verify, show, targets, report):
+    for verb in (demo, inspect, measure, compare, plan, frontier, fit, verify, show, targets, report):
         app.command(verb)
     return app
 

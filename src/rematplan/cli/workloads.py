@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -35,6 +36,29 @@ def load_workload(name: str, sizes: Sequence[str]) -> Any:
       InputError: if there is no such factory, it does not take these words, it raises, or returns something else.
     """
     keywords = parse_keywords(sizes)
+    factory = load_factory(name)
+    _check_keywords(factory, keywords, name)
+    work = factory(**keywords)
+
+    from rematplan.workload import Workload
+
+    if not isinstance(work, Workload):
+        raise InputError(
+            f"the factory {name} returned {_described(work)}, not a rematplan.Workload; "
+            "end it with `return rematplan.Workload(loss_fn, model, batch)`."
+        )
+    return work
+
+
+def load_factory(name: str) -> Callable[..., Any]:
+    """The factory; what the user's code raises in it becomes an InputError that shows the user's own line.
+
+    Args:
+      name: as in `load_workload`.
+
+    Raises:
+      InputError: if there is none.
+    """
     if name in BUILT_IN:
         name = f"{BUILT_IN_MODULE}:{name}"
     place, separator, factory_name = name.rpartition(":")
@@ -46,17 +70,12 @@ def load_workload(name: str, sizes: Sequence[str]) -> Any:
         )
     module = _load_file(Path(place)) if place.endswith(".py") else _load_module(place)
     factory = _factory(module, factory_name, place)
-    _check_keywords(factory, keywords, name)
-    work = _run_users_code(lambda: factory(**keywords), doing=f"the factory {name}")
 
-    from rematplan.workload import Workload
+    @functools.wraps(factory)
+    def called(**keywords: Any) -> Any:
+        return _run_users_code(lambda: factory(**keywords), doing=f"the factory {name}")
 
-    if not isinstance(work, Workload):
-        raise InputError(
-            f"the factory {name} returned {_described(work)}, not a rematplan.Workload; "
-            "end it with `return rematplan.Workload(loss_fn, model, batch)`."
-        )
-    return work
+    return called
 
 
 def parse_keywords(words: Iterable[str]) -> dict[str, Any]:

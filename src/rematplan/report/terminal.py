@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from rematplan.report import chart, figures
+from rematplan.report import chart, figures, fitting
 from rematplan.report.choices import ChoiceKind, choices
 from rematplan.report.code import region_lines
 from rematplan.report.outline import outline, subject
@@ -215,6 +215,7 @@ def _demo(record: Record) -> RenderableType:
 _RENDERERS: dict[str, Callable[[Record], RenderableType]] = {
     "compare": _comparison,
     "demo": _demo,
+    "fit": fitting.fitted,
     "frontier": _frontier,
     "inspect": _inspection,
     "measure": figures.measurement,

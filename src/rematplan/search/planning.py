@@ -90,11 +90,12 @@ class Search:
         self.probes = Probes(self.problem, self.prices, offload=offload)
         self.compiled: dict[tuple[Any, int | None], Compiled] = {}
 
-    def plan(self, budget: int | None, *, finalists: int = FINALISTS) -> Found:
+    def plan(self, budget: int | None, *, finalists: int = FINALISTS, most_compiles: int = MOST_COMPILES) -> Found:
         """The cheapest plan found that fits; without a budget, the fastest.
 
         Args:
           finalists: of those that fit, how many are compiled at most. With one, the first that fits is taken.
+          most_compiles: in all, refused ones included.
 
         Raises:
           InfeasibleBudget: nothing found fits.
@@ -105,7 +106,7 @@ class Search:
         tried = self._compiled_before(limit)
         bound: float | None = None
         fitting = 0
-        while self.problem.compiles - begun[2] < MOST_COMPILES:
+        while self.problem.compiles - begun[2] < most_compiles:
             ranked, bound = self._ranked(limit, tried)
             best = _best(tried)
             todo = [r for r in ranked if r[0].configuration not in tried]
