@@ -267,8 +267,8 @@ from tests.target.test_compiler import TWO_LAYERS, V5E, NO_CACHE, Options, lower
 from rematplan.target.workers import POOL
 import rematplan.target.workers as workers
 start = workers.Child.__init__
-def noisy(self, kind):
-    start(self, kind)
+def noisy(self, *given):
+    start(self, *given)
     print(self.pid, flush=True)
 workers.Child.__init__ = noisy
 program = lower(two_layers, TWO_LAYERS, target=V5E)

@@ -97,6 +97,6 @@ def test_damaged_tables_count_as_absent(tmp_path, content):
     table = CycleTable()
     table.add(full())
     table.save(cache, V5E)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.rglob("*.json")
     file.write_text(content)
     assert len(CycleTable.load(cache, V5E)) == 0
