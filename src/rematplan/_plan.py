@@ -334,7 +334,7 @@ def resolve(plan: Plan, graph: Graph, bodies: Mapping[int, Graph]) -> Configurat
     if plan.fingerprint and plan.fingerprint != graph.fingerprint:
         raise PlanMismatch(
             f"the plan was made for another function (structure {plan.fingerprint}, here {graph.fingerprint}): "
-            f"{_difference(plan.modules, module_fingerprints(graph))}; plan again for this function"
+            f"{difference(plan.modules, module_fingerprints(graph))}; plan again for this function"
         )
     operation = {op.name: op.index for op in graph.operations}
     regions = _resolved(plan.regions, graph)
@@ -396,7 +396,8 @@ def shapes_fingerprint(graph: Graph) -> str:
     return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
 
-def _difference(planned: Mapping[str, str], here: Mapping[str, str]) -> str:
+def difference(planned: Mapping[str, str], here: Mapping[str, str]) -> str:
+    """Which modules of two programs differ, by their fingerprints, in words."""
     gone = [m for m in planned if m not in here]
     new = [m for m in here if m not in planned]
     changed = [m for m in planned if m in here and planned[m] != here[m]]

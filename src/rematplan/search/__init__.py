@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from rematplan import findings
+from rematplan import findings, multihost
 from rematplan._model import describe_model
 from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
 from rematplan.budgets import budget_bytes
 from rematplan.errors import InfeasibleBudget, InputError
 from rematplan.program.configuration import Configuration, Offload, OwnRegions
 from rematplan.program.graph import Nesting
+from rematplan.program.loss import traced_loss
 from rematplan.records import Frontier, FrontierPoint, Model, Row
 from rematplan.report.run import versions
 from rematplan.search.planning import FINALISTS, Found, Search
@@ -54,6 +55,9 @@ def plan(
 ) -> Plan:
     """The cheapest checkpointing found that fits the budget, as the target's compiler measures it.
 
+    In a run of several processes (`jax.distributed.initialize`) every process calls this with the same arguments: process 0
+    makes the plan, and all of them get the same one, or the same error.
+
     Args:
       work: what is trained. Shapes suffice; no array is made.
       budget: device memory for the whole step, per device: bytes, "12GiB" (binary), "12GB" (decimal), or "80%" of what the
@@ -80,12 +84,19 @@ def plan(
       InputError: unknown target, missing compiler, a budget that cannot be read or is more than the chip has.
       InfeasibleBudget: nothing found fits; carries the smallest budget that does and what it consists of.
       CompilerError: the compiler refused the program for a reason other than memory.
+      PlanMismatch: in a run of several processes, they do not all ask for the plan of the same program.
     """
     chosen = resolve(target) if isinstance(target, str) else target
     limit = budget_bytes(budget, target=chosen, reserve=reserve)
-    with using(executor):
-        search = _search(work, chosen, own_regions, offload, progress)
-        return _as_plan(search, search.plan(limit, finalists=finalists), with_model=True)
+    own = _choice(OwnRegions, own_regions, "own_regions")
+
+    def make() -> Plan:
+        with using(executor):
+            search = _search(work, chosen, own, offload, progress)
+            return _as_plan(search, search.plan(limit, finalists=finalists), with_model=True)
+
+    asked = {"target": chosen.name, "budget in bytes": limit, "own_regions": own.value, "offload": str(offload)}
+    return multihost.made_once(make, trace=lambda: traced_loss(work, own_regions=own).graph, asked=asked)
 
 
 def frontier(

@@ -14,7 +14,7 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
 from contextvars import ContextVar
 from typing import Any
@@ -42,9 +42,21 @@ class Dispatcher:
       name: as the user wrote it.
     """
 
-    def __init__(self, executor: Executor | None = None, *, name: str = "local", workers: int | None = None):
-        """Uses an executor with so many workers, or None for children of this process, default as many as it bears."""
+    def __init__(
+        self,
+        executor: Executor | None = None,
+        *,
+        name: str = "local",
+        workers: int | None = None,
+        alive: Callable[[], bool] = lambda: True,
+    ):
+        """Uses an executor with so many workers, or None for children of this process, default as many as it bears.
+
+        Args:
+          alive: whether an answer may still come; not every executor tells those who wait when it ends.
+        """
         self.name = name
+        self._alive = alive
         self._executor = executor
         self._workers = workers
         self._slots = SLOTS if executor is not None or workers is None else Slots(workers)
@@ -94,7 +106,7 @@ class Dispatcher:
                 self._fall_back(error, for_good=True)
                 break
             try:
-                return _result(future, stop)
+                return _result(future, stop, self._alive)
             # What a request can cause comes back as an answer: errors here are of workers and of the way to them.
             except Exception as error:
                 if stop.is_set():
@@ -120,7 +132,7 @@ class Dispatcher:
         )
 
 
-def _result(future: Future[dict[str, Any]], stop: threading.Event) -> dict[str, Any]:
+def _result(future: Future[dict[str, Any]], stop: threading.Event, alive: Callable[[], bool]) -> dict[str, Any]:
     """A future's result. Whoever stops waiting cancels it."""
     try:
         while True:
@@ -130,6 +142,8 @@ def _result(future: Future[dict[str, Any]], stop: threading.Event) -> dict[str, 
                 return future.result()  # a TimeoutError of its own
             if stop.is_set():
                 raise CompilerError("the measurement was interrupted.")
+            if not alive():
+                raise BrokenExecutor("the connection was closed")
     finally:
         future.cancel()
 
@@ -187,21 +201,8 @@ def _dispatcher(executor: Executor | str) -> Generator[Dispatcher]:
 @contextlib.contextmanager
 def _dask(address: str) -> Generator[Dispatcher]:
     """A connection to the scheduler at an address, for as long as the context lasts."""
+    client = _connected(address)
     try:
-        from distributed import Client
-    except ImportError:
-        raise InputError(
-            f"executor dask:{address} needs Dask, which is not installed: pip install 'rematplan[dask]'"
-        ) from None
-    client: Any = None
-    try:
-        try:
-            client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
-        except (OSError, TimeoutError, ValueError, TypeError) as error:
-            raise InputError(
-                f"executor dask:{address}: no Dask scheduler answers there within {_CONNECT_SECONDS} s "
-                f"({_first_line(error)}); `dask scheduler` prints its address when it starts."
-            ) from error
         # what each worker says first also shows that it has this package
         first = client.submit(_hello, pure=False)
         try:
@@ -216,11 +217,55 @@ def _dask(address: str) -> Generator[Dispatcher]:
                 f"executor dask:{address}: its workers cannot run rematplan ({_first_line(error)}); install it there, in the "
                 "version that is here."
             ) from error
+        first.release()  # or the scheduler would have it computed again when its worker is lost
         threads = sum(client.nthreads().values())
-        yield Dispatcher(client.get_executor(pure=False), name=f"dask:{address}", workers=threads)
+        yield Dispatcher(
+            client.get_executor(pure=False),
+            name=f"dask:{address}",
+            workers=threads,
+            alive=lambda: client.status not in ("closing", "closed"),
+        )
     finally:
-        if client is not None:
-            client.close()
+        client.close()
+
+
+def _connected(address: str) -> Any:
+    """A client of the scheduler at an address, in a few seconds or not at all.
+
+    Raises:
+      InputError: nothing answers there, or Dask is not installed.
+    """
+    try:
+        from distributed import Client
+    except ImportError:
+        raise InputError(
+            f"executor dask:{address} needs Dask, which is not installed: pip install 'rematplan[dask]'"
+        ) from None
+    made: Future[Any] = Future()
+
+    def connect() -> None:
+        try:
+            client = Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+        except Exception as error:  # noqa: BLE001  # of sockets, names and protocols; all mean the same here
+            if made.set_running_or_notify_cancel():
+                made.set_exception(error)
+        else:
+            if made.set_running_or_notify_cancel():
+                made.set_result(client)
+            else:  # nobody waits any longer
+                client.close()
+
+    # The client's own limit does not hold while something listens there and says nothing.
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        return made.result(timeout=_CONNECT_SECONDS + 1)
+    except Exception as error:
+        made.cancel()
+        cause = _first_line(error) if made.done() and not made.cancelled() else "it is silent"
+        raise InputError(
+            f"executor dask:{address}: no Dask scheduler answers there within {_CONNECT_SECONDS} s ({cause}); "
+            "`dask scheduler` prints its address when it starts."
+        ) from error
 
 
 def _hello() -> int:
