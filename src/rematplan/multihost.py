@@ -8,13 +8,16 @@ a collective does not wait that long.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import jax
 
 from rematplan import errors
 from rematplan._jax_private import Processes, processes
@@ -56,26 +59,25 @@ def made_once(make: Callable[[], Plan], *, trace: Callable[[], Graph], asked: Ma
     except BaseException as error:
         exchange.put(f"traced/{group.index}", {"error": _written(error)})
         if group.index == 0:
-            exchange.put("outcome", {"error": _written(error)})
+            exchange.put("agreed", {"error": _written(error)})
         raise
     mine = _Traced(graph.fingerprint, shapes_fingerprint(graph), module_fingerprints(graph), dict(asked))
+    made: Plan | None = None
     if group.index == 0:
-        made: Plan | None = None
-        try:
+        with exchange.telling("agreed"):
             exchange.check(mine)
+        exchange.put("agreed", {})
+        with exchange.telling("outcome"):
+            jax.local_devices()
             made = make()
-            outcome: dict[str, Any] = {"plan": made.to_json()}
-        except BaseException as error:
-            exchange.put("outcome", {"error": _written(error)})
-            raise
+            outcome = {"plan": made.to_json()}
         exchange.put("outcome", outcome)
     else:
-        made = None
         exchange.put(f"traced/{group.index}", dataclasses.asdict(mine))
         exchange.get("begun", process=0)
+        exchange.wait("agreed")
+        jax.local_devices()  # opening them is an act of all processes together, and process 0 does it when it lowers
         outcome = exchange.wait("outcome")
-        if "error" in outcome:
-            raise _read(outcome["error"], process=0)
     plan = Plan.load(
         json.loads(json.dumps(outcome["plan"]))
     )  # read by process 0 too, so that it is the same to the byte
@@ -110,13 +112,30 @@ class _Exchange:
             self.group.set(f"{self.folder}/{name}/{number}", chunk)
         self.group.set(f"{self.folder}/{name}", str(len(chunks)).encode())  # last: who sees it finds all of them
 
-    def wait(self, name: str) -> dict[str, Any]:
-        """A document, however long it takes; an error of the runtime if the process that writes it is gone."""
+    @contextlib.contextmanager
+    def telling(self, name: str) -> Generator[None]:
+        """What fails in here is what the others read in place of the document."""
+        try:
+            yield
+        except BaseException as error:
+            self.put(name, {"error": _written(error)})
+            raise
+
+    def wait(self, name: str, *, process: int = 0) -> dict[str, Any]:
+        """A document, however long it takes.
+
+        Raises:
+          RematplanError: what the process that should have written it met instead.
+          RuntimeError: it is gone, and the runtime with it.
+        """
         while True:
             count = self.group.get(f"{self.folder}/{name}", seconds=_PLAN_SECONDS)
             if count is not None:
                 chunks = [self.group.get(f"{self.folder}/{name}/{n}", seconds=_PLAN_SECONDS) for n in range(int(count))]
-                return json.loads(zlib.decompress(b"".join(chunk or b"" for chunk in chunks)))
+                document = json.loads(zlib.decompress(b"".join(chunk or b"" for chunk in chunks)))
+                if "error" in document:
+                    raise _read(document["error"], process=process)
+                return document
 
     def get(self, name: str, *, process: int) -> dict[str, Any]:
         """A document that a process writes when it asks for the plan.
@@ -129,7 +148,7 @@ class _Exchange:
                 f"process {process} of {self.group.count} did not ask for this plan within {ARRIVAL_SECONDS:.0f} s; every "
                 "process has to call rp.plan, in the same order."
             )
-        return self.wait(name)
+        return self.wait(name, process=process)
 
     def check(self, mine: _Traced) -> None:
         """Compares what every other process traced with what process 0 did.
@@ -138,10 +157,7 @@ class _Exchange:
           PlanMismatch: one of them differs.
         """
         for process in range(1, self.group.count):
-            document = self.get(f"traced/{process}", process=process)
-            if "error" in document:
-                raise _read(document["error"], process=process)
-            there = _Traced(**document)
+            there = _Traced(**self.get(f"traced/{process}", process=process))
             if there.fingerprint != mine.fingerprint:
                 how = (
                     f"another function (structure {there.fingerprint}, there {mine.fingerprint}): "

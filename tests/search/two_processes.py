@@ -5,13 +5,13 @@ python -m tests.search.two_processes INDEX PORT CASE
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -68,21 +68,26 @@ def train(loss_fn, mesh: jax.sharding.Mesh) -> list[np.ndarray]:
     return [np.asarray(a) for a in (*losses, *jax.tree.leaves(state))]
 
 
+# The last one leaves the processes at different calls.
+CASES = ("same", "model", "batch", "budget", "infeasible", "trace", "crash", "late")
+
+
 def ask(index: int, case: str) -> rp.Plan:
+    """A plan, asked for in a way of which something is wrong on one process or on both."""
     blocks = 4 if case == "model" and index == 1 else 3
     batch = BATCH // 2 if case == "batch" and index == 1 else BATCH
-    budget = {"budget": "800KiB" if index else "900KiB", "infeasible": "10KiB"}.get(case, "900KiB")
+    budget = {"budget": "1MiB" if index else "1300KiB", "infeasible": "10KiB"}.get(case, "1300KiB")
     function = broken if case == "trace" and index == 1 else loss
     model = nnx.eval_shape(lambda: Model(blocks, rngs=nnx.Rngs(0)))
+    work = rp.Workload(function, model, jax.ShapeDtypeStruct((batch, F), "float32"))
     if case == "late":
         multihost.ARRIVAL_SECONDS = 2.0
         if index == 1:
-            raise InterruptedError  # it never asks
-    if case == "crash" and index == 0:
-        search._search = crash
-    return rp.plan(
-        rp.Workload(function, model, jax.ShapeDtypeStruct((batch, F), "float32")), budget=budget, target="cpu"
-    )
+            raise InterruptedError("it never asks")
+    with pytest.MonkeyPatch.context() as patch:
+        if case == "crash" and index == 0:
+            patch.setattr(search, "_search", crash)
+        return rp.plan(work, budget=budget, target="cpu")
 
 
 def broken(model: Model, x: jax.Array) -> jax.Array:
@@ -93,25 +98,31 @@ def crash(*_arguments):
     raise OSError("no space left on device")
 
 
-def main() -> None:
-    index, port, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
-    said: dict = {}
+def what_comes(index: int, case: str) -> dict:
     try:
         plan = ask(index, case)
-        text = json.dumps(plan.to_json())
-        said["plan"] = hashlib.sha256(text.encode()).hexdigest()
-        said["regions"] = len(plan.regions)
-        said["measured_here"] = plan.measurement is not None
-        mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
-        planned, plain = train(rp.remat(loss, plan=plan), mesh), train(loss, mesh)
-        for a, b in zip(planned, plain, strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-        said["losses"] = [float(value) for value in planned[:2]]
     except (RematplanError, ArithmeticError, OSError) as error:
-        said["error"] = f"{type(error).__name__}: {error}"
-    sys.stdout.write(json.dumps(said) + "\n")
+        return {"error": f"{type(error).__name__}: {error}"}
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    planned, plain = train(rp.remat(loss, plan=plan), mesh), train(loss, mesh)
+    for a, b in zip(planned, plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    return {
+        "plan": json.dumps(plan.to_json()),
+        "regions": len(plan.regions),
+        "measured_here": plan.measurement is not None,
+        "losses": [float(value) for value in planned[:2]],
+    }
+
+
+def main() -> None:
+    index, port = int(sys.argv[1]), sys.argv[2]
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=index)
+    for case in CASES:
+        sys.stdout.write(json.dumps({"case": case, **what_comes(index, case)}) + "\n")
+        sys.stdout.flush()
+    jax.distributed.shutdown()
 
 
 if __name__ == "__main__":
