@@ -115,7 +115,7 @@ class Dispatcher:
                 if broken or attempt == ATTEMPTS - 1:
                     self._fall_back(error, for_good=broken)
                     break
-        return answered(request, kind, self._slots)
+        return answered(request, kind, self._slots, stop)
 
     def _fall_back(self, error: BaseException, *, for_good: bool) -> None:
         said = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(". ")

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rematplan import __version__
-from rematplan.errors import InputError
+from rematplan.errors import CompilerError, InputError
 from rematplan.target.cache import FORMAT
 from rematplan.target.capacity import children
 from rematplan.target.target import Kind, Target, compiler_versions, resolve
@@ -73,13 +73,20 @@ def measured(request: Mapping[str, Any]) -> dict[str, Any]:
         names = sorted(name for name in {*here, *there} if here.get(name) != there.get(name))
         said = ", ".join(f"{name} {here.get(name, 'missing')} for {there.get(name, 'none')}" for name in names)
         return {"refused": f"{socket.gethostname()} has other versions than the process that asks ({said})"}
-    return answered(request, target.kind, SLOTS)
+    return answered(request, target.kind, SLOTS, threading.Event())
 
 
-def answered(request: Mapping[str, Any], kind: Kind, slots: Slots) -> dict[str, Any]:
-    """Answers a request that this process made itself, in one of these slots."""
+def answered(request: Mapping[str, Any], kind: Kind, slots: Slots, stop: threading.Event) -> dict[str, Any]:
+    """Answers a request that this process made itself, in one of these slots, unless it is stopped before there is one.
+
+    Raises:
+      CompilerError: it was stopped.
+    """
     try:
-        with slots.of(kind), POOL.borrow(kind, flags=request["flags"]) as child:
-            return child.request(dict(request))
+        with slots.of(kind):
+            if stop.is_set():
+                raise CompilerError("the measurement was interrupted.")
+            with POOL.borrow(kind, flags=request["flags"]) as child:
+                return child.request(dict(request))
     except ChildDied as error:
         return {"died": str(error), "killed": error.signal == signal.SIGKILL}
