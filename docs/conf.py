@@ -123,9 +123,15 @@ napoleon_custom_sections = [("Attributes", "params_style")]
 nitpicky = True
 # Types of other packages, whose documentation is not linked: that would take the network.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(Any|Callable|Sequence|Mapping|Path|PathLike|os|pathlib|typing|collections|jax|flax|optax|numpy)\b.*"),
+    (
+        r"py:.*",
+        r"(Any|Callable|Generator|Sequence|Mapping|Path|PathLike|os|pathlib|typing|collections|concurrent|jax|flax|optax|numpy)\b.*",
+    ),
     # what the public surface mentions and these pages do not describe
-    (r"py:.*", r"(rematplan\.(program\.graph|lift|step|_remat\.F)\b.*|Progress)"),
+    (
+        r"py:.*",
+        r"(rematplan\.(program\.graph|lift|step|_remat\.F|target\.executors)\b.*|Progress|Dispatcher|ExecutorLike)",
+    ),
     (r"py:.*", r"(dict|tuple)\[.*"),  # autodoc cuts a type in two where it has a default factory
 ]
 

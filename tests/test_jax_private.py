@@ -24,6 +24,7 @@ from rematplan.target.target import resolve
         ("jax._src.interpreters.mlir", ["make_ir_context"]),
         ("jax._src.lib.xla_client", ["DeviceList"]),
         ("jax._src.lib.mlir.ir", ["Module"]),
+        ("jax._src.distributed.global_state", ["client", "num_processes", "process_id"]),
     ],
 )
 def test_names_are_where_they_were(module, names):

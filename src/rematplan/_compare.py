@@ -26,6 +26,7 @@ from rematplan.program.loss import traced_loss
 from rematplan.records import Comparison, Refused, Row
 from rematplan.target import compiler
 from rematplan.target.compiler import Method
+from rematplan.target.executors import ExecutorLike, using
 from rematplan.target.measurement import Measurement, attributed
 from rematplan.target.target import Kind, Target, resolve
 
@@ -48,6 +49,7 @@ def compare(
     target: str | Target,
     budget: str | int | None = None,
     method: Method | str = Method.COMPILE,
+    executor: ExecutorLike = None,
     progress: Progress | None = None,
 ) -> Comparison:
     """Measures every hand-written configuration that the workload allows.
@@ -57,6 +59,7 @@ def compare(
       budget: what the rows are held against, and what the compiler's own rematerialization is given; default for the
         latter is the chip's memory.
       method: "compile" for the compiler's full result, "probe" for its schedule and buffers only.
+      executor: where compiles run, as in `plan`.
       progress: called with a sentence whenever something long begins or ends.
 
     Returns:
@@ -84,7 +87,9 @@ def compare(
         except PlanMismatch as error:  # a callback or an ordered effect where the region would be
             refused.append(Refused(baseline.name, str(error)))
     rows: list[Row] = []
-    for task, outcome in zip(tasks, _measure_all(tasks, chosen, say), strict=True):
+    with using(executor):
+        outcomes = _measure_all(tasks, chosen, say)
+    for task, outcome in zip(tasks, outcomes, strict=True):
         if isinstance(outcome, Measurement):
             rows.append(Row(task.baseline.name, outcome, _note(task, outcome)))
         else:

@@ -15,6 +15,7 @@ from rematplan.search import _choice
 from rematplan.search.capacity import Capacity, fixed_load
 from rematplan.search.largest import NoValidValueError, Span, Trial, UnlimitedError, largest
 from rematplan.sweep import Sweep
+from rematplan.target.executors import ExecutorLike, using
 from rematplan.target.target import Kind, Target, resolve
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def fit(
     prices: Mapping[str, float] | None = None,
     own_regions: OwnRegions | str = OwnRegions.KEEP,
     offload: Offload | str = Offload.NEVER,
+    executor: ExecutorLike = None,
     progress: Progress | None = None,
 ) -> FitRecord:
     """The largest value of one of the factory's whole numbers that fits each target, with the plan for it.
@@ -57,7 +59,7 @@ def fit(
         (by the same compiler, whether or not that fits); default anything.
       keywords: the factory's other arguments.
       prices: of one device for an hour, by target, in any currency; what a million units of `vary` cost follows.
-      own_regions, offload: as in `plan`.
+      own_regions, offload, executor: as in `plan`.
       progress: called with a sentence whenever something long begins.
 
     Returns:
@@ -79,19 +81,20 @@ def fit(
     sweep = Sweep(factory, keywords or {}, vary)
     rows: list[FitRow] = []
     refusals: list[InfeasibleBudget] = []
-    for target, limit in zip(chosen, limits, strict=True):
-        capacity = Capacity(
-            sweep,
-            target,
-            limit,
-            slowdown=slowdown,
-            own_regions=own,
-            offload=away,
-            progress=progress or (lambda _message: None),
-        )
-        rows.append(_row(capacity, span, by_name.get(target.name)))
-        if rows[-1].best is None:
-            refusals.append(_refusal(capacity))
+    with using(executor):
+        for target, limit in zip(chosen, limits, strict=True):
+            capacity = Capacity(
+                sweep,
+                target,
+                limit,
+                slowdown=slowdown,
+                own_regions=own,
+                offload=away,
+                progress=progress or (lambda _message: None),
+            )
+            rows.append(_row(capacity, span, by_name.get(target.name)))
+            if rows[-1].best is None:
+                refusals.append(_refusal(capacity))
     if len(refusals) == len(rows):
         raise _fits_nowhere(f"{vary}={span.first}", refusals)
     name = next((row.plan["workload"] for row in rows if row.plan is not None), sweep.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from dataclasses import dataclass
 from typing import Any
 
 import flax
@@ -174,3 +175,47 @@ def _spec_of(sharding: str) -> jax.sharding.PartitionSpec:
     dimensions = re.findall(r"\{([^}]*)\}", listed[1]) if listed else []
     axes = [tuple(re.findall(r'"([^"]+)"', each)) for each in dimensions]
     return jax.sharding.PartitionSpec(*(names or None for names in axes))
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes of a multi-controller run and the key-value store that they share.
+
+    Attributes:
+      index: of this process.
+      count: of all of them.
+      client: of the distributed runtime; its store has no public name (0.10.2).
+    """
+
+    index: int
+    count: int
+    client: Any
+
+    def set(self, key: str, value: bytes) -> None:
+        """Writes a value once, for all processes."""
+        self.client.key_value_set_bytes(key, value)
+
+    def get(self, key: str, *, seconds: float) -> bytes | None:
+        """A value, as soon as a process has written it; None if none has within so many seconds.
+
+        Raises:
+          RuntimeError: the runtime is gone.
+        """
+        try:
+            return self.client.blocking_key_value_get_bytes(key, int(1000 * seconds))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+            return None
+
+
+def processes() -> Processes | None:
+    """The processes that `jax.distributed.initialize` joined; None if this is the only one.
+
+    `jax.process_count()` would say so too, but it opens the devices, which planning does not need.
+    """
+    from jax._src.distributed import global_state  # the runtime's client has no public name (0.10.2)
+
+    if global_state.client is None or global_state.num_processes in (None, 1):
+        return None
+    return Processes(int(global_state.process_id), int(global_state.num_processes), global_state.client)

@@ -25,6 +25,7 @@ from rematplan.sharding import in_mesh
 from rematplan.step import PureLoss, StepFunction
 from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program, Rematerialization
+from rematplan.target.executors import ExecutorLike, using
 from rematplan.target.measurement import Argument, Measurement, Role, attributed
 from rematplan.target.target import Target, resolve
 
@@ -41,6 +42,7 @@ def measure(
     policy: str | None = None,
     plan: Plan | str | Path | None = None,
     method: Method | str = Method.COMPILE,
+    executor: ExecutorLike = None,
     progress: Progress | None = None,
 ) -> Measurement:
     """Measures memory and time of one training step, per device.
@@ -52,6 +54,7 @@ def measure(
         `jax.checkpoint_policies` that needs no argument; default plain.
       plan: instead of a policy, a plan or the path of one.
       method: "compile" for the compiler's full result, "probe" for its schedule and buffers only.
+      executor: where the compile runs, as in `plan`.
       progress: called with a sentence whenever something long begins.
 
     Returns:
@@ -85,7 +88,8 @@ def measure(
     options = compiler_options(baseline, chosen, method=how, limit_bytes=None)
     ready = lowered(work, pure_loss, chosen, options=options, elsewhere=elsewhere)
     say(f"{chosen.name}: measuring {'the plan' if loaded is not None else policy or 'plain'}")
-    return measure_lowered(ready, chosen)
+    with using(executor):
+        return measure_lowered(ready, chosen)
 
 
 @dataclass(frozen=True)

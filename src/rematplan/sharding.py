@@ -117,7 +117,8 @@ def spec_of(entry: Any, argument: Any, name: str) -> Spec:
     if isinstance(entry, PartitionSpec):
         return lambda path, leaf: entry
     if callable(entry) and not isinstance(entry, Mapping):
-        return lambda path, leaf: entry(path, leaf)
+        function: Any = entry
+        return function
     holds_modules = any(map(is_node, jax.tree.leaves(argument, is_leaf=is_node)))
     if holds_modules or (isinstance(entry, Mapping) and any(isinstance(key, str) and "/" in key for key in entry)):
         by_path = _by_path(entry)

@@ -105,3 +105,35 @@ def test_two_processes_share_a_folder(tmp_path):
     writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), who]) for who in "ab"]
     assert [writer.wait(60) for writer in writers] == [0, 0]
     assert [path.name for path in tmp_path.iterdir()] == ["k.json"]
+
+
+ENDLESS = """
+import sys
+from pathlib import Path
+from rematplan.target.cache import Cache
+cache, n = Cache(Path(sys.argv[1])), 0
+print(flush=True)
+while True:
+    cache.write("k.json", {"who": str(n % 10) * 200_000})
+    n += 1
+"""
+
+
+def test_a_writer_that_is_killed_leaves_whole_entries(tmp_path):
+    cache = Cache(tmp_path)
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            while cache.read("k.json") is None:
+                pass
+            writer.kill()
+        assert len(set(cache.read("k.json")["who"])) == 1
+        assert [path.name for path in tmp_path.glob("*.json")] == ["k.json"]  # what was half written is no entry
+
+
+def test_entries_are_for_everyone_whom_the_user_lets_read(tmp_path):
+    """A folder that several people share: the mode is that of any other new file."""
+    Cache(tmp_path).put("k", measurement())
+    (tmp_path / "other").write_text("")
+    assert (tmp_path / "k.json").stat().st_mode == (tmp_path / "other").stat().st_mode

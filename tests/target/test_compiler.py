@@ -264,16 +264,17 @@ def test_local_needs_the_function():
 INTERRUPTED = """
 import sys
 from tests.target.test_compiler import TWO_LAYERS, V5E, NO_CACHE, Options, lower, measure_many, two_layers
-from rematplan.target.workers import POOL
+from rematplan.target.executors import using
 import rematplan.target.workers as workers
 start = workers.Child.__init__
-def noisy(self, kind):
-    start(self, kind)
+def noisy(self, *given):
+    start(self, *given)
     print(self.pid, flush=True)
 workers.Child.__init__ = noisy
 program = lower(two_layers, TWO_LAYERS, target=V5E)
 try:
-    measure_many([(program, Options()) for _ in range(6)], V5E, cache=NO_CACHE)
+    with using("local:2"):
+        measure_many([(program, Options()) for _ in range(6)], V5E, cache=NO_CACHE)
 except KeyboardInterrupt:
     sys.exit(130)
 """

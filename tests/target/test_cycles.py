@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -97,6 +99,37 @@ def test_damaged_tables_count_as_absent(tmp_path, content):
     table = CycleTable()
     table.add(full())
     table.save(cache, V5E)
-    (file,) = tmp_path.iterdir()
+    (file,) = tmp_path.rglob("*.json")
     file.write_text(content)
     assert len(CycleTable.load(cache, V5E)) == 0
+
+
+LEARNER = """
+import sys
+from pathlib import Path
+from rematplan.target import cycles
+from rematplan.target.cache import Cache
+from rematplan.target.measurement import InstructionCost
+from rematplan.target.target import resolve
+cycles._MOST_FILES = 5  # they are put together again and again
+for n in range(40):
+    cost = InstructionCost(f"{sys.argv[2]} {n}", 1, 1000 + n, 1e-6, (0.0,))
+    cycles.CycleTable.remember([cost], Cache(Path(sys.argv[1])), resolve("tpu-v5e"))
+"""
+
+
+def test_processes_that_learn_at_the_same_time_lose_nothing(tmp_path):
+    learners = [subprocess.Popen([sys.executable, "-c", LEARNER, str(tmp_path), who]) for who in "abc"]
+    assert [learner.wait(60) for learner in learners] == [0, 0, 0]
+    table = CycleTable.load(Cache(tmp_path), V5E)
+    assert len(table) == 3 * 40
+    assert table.predict([kind("a 0"), kind("b 39"), kind("c 7")]).cycles == 1000 + 1039 + 1007
+    assert len([*tmp_path.rglob("*")]) < 40  # not a file for each, and nothing half written
+
+
+def test_what_is_known_already_is_not_written_again(tmp_path):
+    cache = Cache(tmp_path)
+    CycleTable.remember(full(), cache, V5E)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")}
+    CycleTable.remember(full()[:2], cache, V5E)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.json")} == before

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import rematplan as rp
-from rematplan import _measure
+from rematplan import _measure, policies
 from rematplan.program.loss import traced_loss
 from rematplan.search.problem import Problem
 from rematplan.target import compiler, locations
@@ -49,6 +49,24 @@ def test_measuring_twice_compiles_once():
     first = rp.measure(work, target="cpu")
     second = rp.measure(work, target="cpu")
     assert (first.cached, second.cached) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["per-block", "dots"])
+def test_regions_that_are_put_there_from_another_line_are_the_same(name):
+    """The operations that hold a region together, and its saved values apart, stand on no line of the model."""
+
+    def planned(work):
+        traced = traced_loss(work)
+        baseline = policies.by_name(traced.graph, name)
+        target = resolve("cpu")
+        options = _measure.compiler_options(baseline, target, method=_measure.Method.COMPILE, limit_bytes=None)
+        return _measure.lowered(work, _measure.checkpointed(traced, baseline), target, options=options).program
+
+    one = planned(mlp(**SIZES))
+    other = planned(mlp(**SIZES))
+    assert "optimization_barrier" in one.stablehlo
+    assert one.stablehlo != other.stablehlo
+    assert one.key() == other.key()
 
 
 @pytest.mark.parametrize("change", [{"blocks": 3}, {"features": 32}, {"batch": 16}, {"activation": "gelu"}])

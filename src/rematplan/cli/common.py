@@ -40,6 +40,14 @@ OffloadChoice = Annotated[
     Parameter(help="Whether loops may keep saved values in the host's memory; copies are predicted, not measured."),
 ]
 
+ExecutorName = Annotated[
+    str | None,
+    Parameter(
+        help="Where compiles run: local (as many at a time as cores and memory bear), local:N, or dask:ADDRESS, the "
+        "scheduler of a Dask cluster."
+    ),
+]
+
 
 @Parameter(name="*")
 @dataclass(frozen=True)
@@ -66,6 +74,7 @@ def execute(
     target: str = "",
     budget: str | None = None,
     reserve: str | None = None,
+    executor: str | None = None,
     writes: Path | None = None,
     contents: Callable[[Displayed], str] | None = None,
 ) -> Displayed:
@@ -74,6 +83,7 @@ def execute(
     Args:
       action: does the work; gets a function to say what it is doing.
       target, budget, reserve: checked before the work.
+      executor: where everything that the action compiles is compiled; reached before the work.
       writes, contents: a file that the verb writes beside the run record, and its text.
     """
     if target:
@@ -85,7 +95,7 @@ def execute(
         raise InputError(f"both the result and its run record would go to {options.run}; give two names.")
     settle_platform(target)
     # What the user's code or a library prints must not end up between the braces of the JSON document.
-    with _stdout_to_stderr() if options.json else contextlib.nullcontext(), _progress() as progress:
+    with _stdout_to_stderr() if options.json else contextlib.nullcontext(), _progress() as progress, _using(executor):
         record = action(progress)
         document = record.to_json()
     try:
@@ -124,6 +134,14 @@ def settle_platform(target: str) -> None:
     """
     if target != "local" or not any(Path(device).exists() for device in _ACCELERATOR_DEVICES):
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def _using(executor: str | None) -> contextlib.AbstractContextManager[object]:
+    if executor is None:
+        return contextlib.nullcontext()
+    from rematplan.target.executors import using
+
+    return using(executor)
 
 
 def _say(message: str) -> None:

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 
 from rematplan.cli.common import (
     DEFAULTS,
+    ExecutorName,
     OffloadChoice,
     Options,
     OwnRegionsChoice,
@@ -64,6 +65,7 @@ def fit(
     output: Annotated[
         Path | None, Parameter(name=["--output", "-o"], help="Write the plan of the largest to this file; one target.")
     ] = None,
+    executor: ExecutorName = None,
     options: Options = DEFAULTS,
 ) -> None:
     """Find the largest batch, length or depth that fits the chip, with its plan; say which chip is the cheapest."""
@@ -97,7 +99,8 @@ def fit(
     def contents(record: Displayed) -> str:
         return json.dumps(record.to_json()["rows"][0]["plan"], indent=1) + "\n"
 
-    execute("fit", options, action, target=target[0] if len(target) == 1 else "", writes=output, contents=contents)
+    only = target[0] if len(target) == 1 else ""
+    execute("fit", options, action, target=only, executor=executor, writes=output, contents=contents)
 
 
 def parse_range(text: str) -> tuple[str, int, int | None]:

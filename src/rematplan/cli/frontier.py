@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rematplan.cli.common import (
     DEFAULTS,
+    ExecutorName,
     OffloadChoice,
     Options,
     OwnRegionsChoice,
@@ -24,6 +25,7 @@ def frontier(
     target: TargetName,
     own_regions: OwnRegionsChoice = "keep",
     offload: OffloadChoice = "never",
+    executor: ExecutorName = None,
     options: Options = DEFAULTS,
 ) -> None:
     """Trade memory for time: plans from the smallest feasible budget to the fastest found."""
@@ -36,4 +38,4 @@ def frontier(
             load_workload(workload, sizes), target=target, own_regions=own_regions, offload=offload, progress=progress
         )
 
-    execute("frontier", options, action, target=target)
+    execute("frontier", options, action, target=target, executor=executor)

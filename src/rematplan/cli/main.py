@@ -115,4 +115,4 @@ def _debug(words: Sequence[str]) -> None:
 def _complain(message: str) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
     console.print("[bold red]error:[/] ", end="")
-    console.print(message, markup=False)
+    console.print(message, markup=False, emoji=False)  # an address may hold :x:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rematplan.cli.common import DEFAULTS, Options, Progress, Sizes, TargetName, WorkloadName, execute
+from rematplan.cli.common import DEFAULTS, ExecutorName, Options, Progress, Sizes, TargetName, WorkloadName, execute
 from rematplan.cli.inspect import PolicyName
 from rematplan.cli.workloads import load_workload
 from rematplan.report.display import Displayed
@@ -25,6 +25,7 @@ def measure(
     policy: PolicyName = None,
     plan: Annotated[Path | None, Parameter(help="Measure with this plan applied.")] = None,
     method: MethodName = "compile",
+    executor: ExecutorName = None,
     options: Options = DEFAULTS,
 ) -> None:
     """Measure memory and time of one training step on a chip's compiler, plain or under a policy or plan."""
@@ -36,4 +37,4 @@ def measure(
         work = load_workload(workload, sizes)
         return rematplan.measure(work, target=target, policy=policy, plan=plan, method=method, progress=progress)
 
-    execute("measure", options, action, target=target)
+    execute("measure", options, action, target=target, executor=executor)

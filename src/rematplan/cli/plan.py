@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from rematplan.cli.common import (
     DEFAULTS,
+    ExecutorName,
     OffloadChoice,
     Options,
     OwnRegionsChoice,
@@ -35,6 +36,7 @@ def plan(
     own_regions: OwnRegionsChoice = "keep",
     offload: OffloadChoice = "never",
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="Write the plan to this file.")] = None,
+    executor: ExecutorName = None,
     options: Options = DEFAULTS,
 ) -> None:
     """Find the cheapest checkpointing that fits the budget, as the chip's own compiler measures it."""
@@ -57,4 +59,14 @@ def plan(
     def contents(record: Displayed) -> str:
         return json.dumps(record.to_json()["plan"], indent=1) + "\n"
 
-    execute("plan", options, action, target=target, budget=budget, reserve=reserve, writes=output, contents=contents)
+    execute(
+        "plan",
+        options,
+        action,
+        target=target,
+        budget=budget,
+        reserve=reserve,
+        executor=executor,
+        writes=output,
+        contents=contents,
+    )

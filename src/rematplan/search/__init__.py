@@ -12,16 +12,18 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
 
-from rematplan import findings
+from rematplan import findings, multihost
 from rematplan._model import describe_model
 from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
 from rematplan.budgets import budget_bytes
 from rematplan.errors import InfeasibleBudget, InputError
 from rematplan.program.configuration import Configuration, Offload, OwnRegions
 from rematplan.program.graph import Nesting
+from rematplan.program.loss import traced_loss
 from rematplan.records import Frontier, FrontierPoint, Model, Row
 from rematplan.report.run import versions
 from rematplan.search.planning import FINALISTS, Found, Search
+from rematplan.target.executors import ExecutorLike, using
 from rematplan.target.measurement import Measurement, attributed
 from rematplan.target.target import Target, resolve
 from rematplan.workload import Workload
@@ -48,9 +50,13 @@ def plan(
     finalists: int = FINALISTS,
     own_regions: OwnRegions | str = OwnRegions.KEEP,
     offload: Offload | str = Offload.NEVER,
+    executor: ExecutorLike = None,
     progress: Progress | None = None,
 ) -> Plan:
     """The cheapest checkpointing found that fits the budget, as the target's compiler measures it.
+
+    In a run of several processes (`jax.distributed.initialize`) every process calls this with the same arguments: process 0
+    makes the plan, and all of them get the same one, or the same error.
 
     Args:
       work: what is trained. Shapes suffice; no array is made.
@@ -65,6 +71,8 @@ def plan(
         or "replace" them: what is inside is planned like everything else.
       offload: "host" lets loops keep saved values in the host's memory, which is not part of the budget. What the copies
         take is predicted from the link's rate (`chips.toml`; for TPUs an assumption), as if nothing else used it.
+      executor: where compiles run: "local", which is the default (children of this process, as many as its cores and memory
+        bear), "local:4" (so many), "dask:ADDRESS" (a cluster's scheduler), or any `concurrent.futures.Executor`.
       progress: called with a sentence whenever something long begins.
 
     Returns:
@@ -76,11 +84,19 @@ def plan(
       InputError: unknown target, missing compiler, a budget that cannot be read or is more than the chip has.
       InfeasibleBudget: nothing found fits; carries the smallest budget that does and what it consists of.
       CompilerError: the compiler refused the program for a reason other than memory.
+      PlanMismatch: in a run of several processes, they do not all ask for the plan of the same program.
     """
     chosen = resolve(target) if isinstance(target, str) else target
     limit = budget_bytes(budget, target=chosen, reserve=reserve)
-    search = _search(work, chosen, own_regions, offload, progress)
-    return _as_plan(search, search.plan(limit, finalists=finalists), with_model=True)
+    own = _choice(OwnRegions, own_regions, "own_regions")
+
+    def make() -> Plan:
+        with using(executor):
+            search = _search(work, chosen, own, offload, progress)
+            return _as_plan(search, search.plan(limit, finalists=finalists), with_model=True)
+
+    asked = {"target": chosen.name, "budget in bytes": limit, "own_regions": own.value, "offload": str(offload)}
+    return multihost.made_once(make, trace=lambda: traced_loss(work, own_regions=own).graph, asked=asked)
 
 
 def frontier(
@@ -90,6 +106,7 @@ def frontier(
     points: int = POINTS,
     own_regions: OwnRegions | str = OwnRegions.KEEP,
     offload: Offload | str = Offload.NEVER,
+    executor: ExecutorLike = None,
     progress: Progress | None = None,
 ) -> Frontier:
     """Plans from the smallest feasible budget to the fastest found; every point is faster than all that need less.
@@ -99,7 +116,7 @@ def frontier(
     Args:
       work, target: as in `plan`.
       points: how many budgets are tried, in equal ratios; at least 2, default 12.
-      own_regions, offload, progress: as in `plan`.
+      own_regions, offload, executor, progress: as in `plan`.
 
     Returns:
       Points from the least `required_bytes` to the fastest, at most `points` of them, each with the plan of that budget.
@@ -110,7 +127,12 @@ def frontier(
       CompilerError: the compiler refused the program for a reason other than memory.
     """
     chosen = resolve(target) if isinstance(target, str) else target
-    search = _search(work, chosen, own_regions, offload, progress)
+    with using(executor):
+        search = _search(work, chosen, own_regions, offload, progress)
+        return _frontier(search, points)
+
+
+def _frontier(search: Search, points: int) -> Frontier:
     fastest = search.plan(None, finalists=1)
     found = [fastest, _smallest(search)]
     low, high = (f.best.measurement.required_bytes for f in reversed(found))
@@ -132,7 +154,7 @@ def frontier(
         for f in kept
     ]
     shown = {f"point {number}": f.best.candidate.configuration for number, f in enumerate(kept)}
-    return Frontier(chosen.name, tuple(made), _rows(search), _model(search, shown))
+    return Frontier(search.target.name, tuple(made), _rows(search), _model(search, shown))
 
 
 def _smallest(search: Search) -> Found:

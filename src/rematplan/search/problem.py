@@ -11,7 +11,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
@@ -37,7 +37,7 @@ from rematplan.search.extrapolate import (
 )
 from rematplan.sharding import constrained
 from rematplan.target import compiler
-from rematplan.target.compiler import Method, Options, Program
+from rematplan.target.compiler import Method, Options, Program, SideBySide
 from rematplan.target.measurement import Argument, Measurement
 from rematplan.target.target import Kind, Target
 from rematplan.workload import Workload
@@ -48,7 +48,6 @@ Progress = Callable[[str], None]
 SHORTEST_FOLDED_RUN = 12
 # Smaller programs are probed whole in a second or two, and nothing has to be extrapolated.
 FEWEST_FOLDED_OPERATIONS = 1200
-WORKERS = 2
 
 
 class Problem:
@@ -208,7 +207,7 @@ class Problem:
           seconds: reads the time of a probe.
         """
         found: list[Figures] = []
-        with ThreadPoolExecutor(WORKERS) as pool:
+        with SideBySide(self.target) as pool:
             waiting = []
             for number, (name, configuration, period) in enumerate(tasks):
                 self.say(f"lowering probe {number + 1} of {len(tasks)}: {name}")
@@ -220,7 +219,7 @@ class Problem:
 
     def _submit(
         self,
-        pool: ThreadPoolExecutor,
+        pool: SideBySide,
         configuration: Configuration,
         period: int | None,
         seconds: Callable[[Measurement], float],
@@ -235,7 +234,7 @@ class Problem:
 
     def _submit_shortened(
         self,
-        pool: ThreadPoolExecutor,
+        pool: SideBySide,
         run: Run,
         configuration: Configuration,
         period: int,
@@ -262,16 +261,16 @@ class Problem:
         run = self.repeated
         assert run is not None
         short, long = lengths(period)
-        with ThreadPoolExecutor(1) as pool:
+        with SideBySide(self.target, workers=1) as pool:
             last = Shortened(long, self._probe(pool, self.shortened(configuration, long)).result())
         first = Shortened(short, figures.measurements[-1][1])
         line = from_two(first, last, run.count, seconds)
         # only a TPU has on-chip memory for what a short program keeps
         return larger(line, figures) if self.target.kind is Kind.TPU else line
 
-    def _probe(self, pool: ThreadPoolExecutor, program: Program) -> Future[Measurement]:
+    def _probe(self, pool: SideBySide, program: Program) -> Future[Measurement]:
         self.probes += 1
-        return pool.submit(compiler.measure, program, target=self.target, method=Method.PROBE)
+        return pool.submit(program, Options(method=Method.PROBE))
 
     def compile(self, name: str, configuration: Configuration, options: Options, *, number: str = "") -> Measurement:
         """A full compile of the whole step; `number` says which of how many it is."""

@@ -1,9 +1,11 @@
 """Measurements on disk, so that nothing is compiled twice.
 
 Comes in: a key (a hash of everything that a result depends on) and a measurement. Goes out: the measurement again, or
-None. Entries are written to a temporary file and moved into place, so that several processes may share a folder. A
-folder that cannot be written is used for reading only, after one warning; an entry that cannot be read counts as
-absent.
+None. A folder may be shared by several processes and machines: entries are written to a file that nobody else knows and
+moved into place, so that a reader sees all of one or nothing, and there are no locks, which network file systems keep
+badly. Who writes last wins, with the same content, because the key holds everything that it depends on. A folder that
+cannot be written is used for reading only, after one warning; an entry that cannot be read counts as absent, and is
+written anew.
 
     cache = Cache.default()
     cache.put(key, measurement)
@@ -12,9 +14,10 @@ absent.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import tempfile
+import secrets
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -70,21 +73,36 @@ class Cache:
         """Write a JSON document, whole or not at all."""
         if self.folder is None or not self._writable:
             return
-        temporary: Path | None = None
+        file = self.folder / name
+        # of other processes on other machines too, which a process number would not tell apart
+        temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self.folder, suffix=".part", delete=False
-            ) as file:
-                temporary = Path(file.name)
-                json.dump(document, file)
-            temporary.replace(self.folder / name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(document), encoding="utf-8")
+            temporary.replace(file)
         except OSError as error:
             self._writable = False
-            if temporary is not None:
-                temporary.unlink(missing_ok=True)
             warnings.warn(
                 f"cannot write the cache folder {self.folder} ({error.strerror}); going on without it. "
                 "Set REMATPLAN_CACHE to another folder, or to off.",
                 stacklevel=3,
             )
+        finally:
+            with contextlib.suppress(OSError):  # interrupted, or no room for it
+                temporary.unlink(missing_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        """What was written into a folder of this one, by the names that `read` takes, in order."""
+        if self.folder is None:
+            return []
+        try:
+            found = [entry.name for entry in (self.folder / folder).iterdir() if entry.suffix == ".json"]
+        except OSError:
+            return []
+        return [f"{folder}/{name}" for name in sorted(found)]
+
+    def remove(self, name: str) -> None:
+        """Drop a document; another process may have done so already."""
+        if self.folder is not None and self._writable:
+            with contextlib.suppress(OSError):
+                (self.folder / name).unlink(missing_ok=True)

@@ -16,23 +16,23 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 from rematplan.errors import CompilerError, InputError
 from rematplan.target.cache import FORMAT, Cache
 from rematplan.target.cycles import CycleTable
+from rematplan.target.executors import Dispatcher, in_use
 from rematplan.target.locations import without_callers
 from rematplan.target.measurement import Measurement, decode
+from rematplan.target.remote import made_with
 from rematplan.target.target import Kind, Target, compiler_versions, example_topology
-from rematplan.target.workers import POOL, USER_FLAGS
-
-MAX_WORKERS = 2  # a TPU compiler takes a core and a few GB
+from rematplan.target.workers import POOL, user_flags
 
 
 class Method(Enum):
@@ -171,60 +171,143 @@ def measure(
       CompilerError: the compiler crashed or refused the program for a reason other than memory.
     """
     options = Options(method, limit_bytes, rematerialization, dict(compiler_options or {}))
-    return _measure(program, options, target, cache or Cache.default())
+    return _measure(program, options, target, cache or Cache.default(), in_use(), threading.Event())
+
+
+class SideBySide:
+    """Measures programs at the same time: as many as the executor in use takes. Interrupting ends the children.
+
+    with SideBySide(target) as measuring:
+        futures = [measuring.submit(program, options) for program in programs]
+    """
+
+    def __init__(self, target: Target, *, workers: int | None = None, cache: Cache | None = None):
+        """With the executor of the calling thread; at most `workers` at a time, default as many as it takes."""
+        self._target = target
+        self._cache = cache or Cache.default()
+        self._dispatcher = in_use()
+        self._stop = threading.Event()
+        # these threads look into the cache and wait for answers
+        self._threads = ThreadPoolExecutor(workers or self._dispatcher.in_flight(target.kind))
+
+    def submit(self, program: Program, options: Options) -> Future[Measurement]:
+        return self._threads.submit(_measure, program, options, self._target, self._cache, self._dispatcher, self._stop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, _error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        interrupted = kind is not None and not issubclass(kind, Exception)
+        if interrupted:
+            self._stop.set()
+            POOL.close()  # unblocks the threads that wait for an answer
+        self._threads.shutdown(cancel_futures=interrupted)
 
 
 def measure_many(
     tasks: Sequence[tuple[Program, Options]],
     target: Target,
     *,
-    workers: int = MAX_WORKERS,
+    workers: int | None = None,
     cache: Cache | None = None,
     on_done: Callable[[int, Measurement], None] | None = None,
 ) -> list[Measurement]:
     """Measure several programs, at most `workers` at a time, in the order given. Interrupting ends the children.
 
     Args:
+      workers: default as many as the executor in use takes.
       on_done: called with a task's index and its measurement as soon as it is there, from another thread.
     Raises:
       CompilerError: for the first task that failed; the others are finished, and cached.
     """
-    store = cache or Cache.default()
-
-    def one(index: int) -> Measurement:
-        program, options = tasks[index]
-        measured = _measure(program, options, target, store)
-        if on_done is not None:
-            on_done(index, measured)
-        return measured
-
-    with ThreadPoolExecutor(max_workers=max(1, workers)) as executor:
-        futures = [executor.submit(one, index) for index in range(len(tasks))]
-        try:
-            return [future.result() for future in futures]
-        except (KeyboardInterrupt, SystemExit):
-            for future in futures:
-                future.cancel()
-            POOL.close()  # unblocks the threads that wait for an answer
-            raise
+    with SideBySide(target, workers=workers, cache=cache) as measuring:
+        futures = [measuring.submit(program, options) for program, options in tasks]
+        for index, future in enumerate(futures):
+            if on_done is not None:
+                future.add_done_callback(lambda done, index=index: _tell(on_done, index, done))
+        return [future.result() for future in futures]
 
 
-def _measure(program: Program, options: Options, target: Target, cache: Cache) -> Measurement:
+def _tell(on_done: Callable[[int, Measurement], None], index: int, done: Future[Measurement]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        on_done(index, done.result())
+
+
+def _measure(
+    program: Program, options: Options, target: Target, cache: Cache, dispatcher: Dispatcher, stop: threading.Event
+) -> Measurement:
     if target.kind is Kind.LOCAL:
         return _measure_here(program, options, target)
-    measured = _measure_there(program, options, target, cache)
+    measured = _measure_once(program, options, target, cache, dispatcher, stop)
     if target.device_count > program.num_devices:  # 1: anything else was refused
         said = f"{target.name} has {target.device_count} devices, and the program is of one: figures are as if each ran it all"
         measured = replace(measured, warnings=(*measured.warnings, said))
     return measured
 
 
-def _measure_there(program: Program, options: Options, target: Target, cache: Cache) -> Measurement:
+# What is being compiled in this process: folder of the cache and key -> who waits for it finds it there
+_RUNNING: dict[tuple[str, str], Future[Measurement]] = {}
+_RUNNING_LOCK = threading.Lock()
+
+
+def _measure_once(
+    program: Program, options: Options, target: Target, cache: Cache, dispatcher: Dispatcher, stop: threading.Event
+) -> Measurement:
+    """From the cache, from another thread that is at it, or from a compiler.
+
+    Several processes that ask for the same at the same time each compile it: the results are equal, and one of them stays.
+    A claim in the folder would save that, and leave everyone waiting whose claimant died on another machine.
+    """
     key = _key(program, options, target)
     known = cache.get(key)
     if known is not None:
         return known
-    request = {
+    if cache.folder is None:  # whoever switched it off wants everything measured
+        return _measure_there(key, program, options, target, cache, dispatcher, stop)
+    place = str(cache.folder), key
+    mine: Future[Measurement] = Future()
+    with _RUNNING_LOCK:
+        running = _RUNNING.setdefault(place, mine)
+    if running is not mine:
+        return replace(running.result(), cached=True)
+    try:
+        # another thread may have finished between the look into the cache and the one at what is running
+        measured = cache.get(key) or _measure_there(key, program, options, target, cache, dispatcher, stop)
+        mine.set_result(measured)
+        return measured
+    except BaseException as error:
+        passed_on = error if isinstance(error, Exception) else CompilerError("the measurement was interrupted.")
+        mine.set_exception(passed_on)
+        raise
+    finally:
+        with _RUNNING_LOCK:
+            del _RUNNING[place]
+
+
+def _measure_there(
+    key: str,
+    program: Program,
+    options: Options,
+    target: Target,
+    cache: Cache,
+    dispatcher: Dispatcher,
+    stop: threading.Event,
+) -> Measurement:
+    answer = dispatcher.answer(_request(program, options, target), target.kind, stop=stop)
+    if "error" in answer:
+        raise CompilerError(f"{target.name}: the compiler refused {program.name or 'the program'}: {answer['error']}")
+    measured = decode(answer["measurement"])
+    cache.put(key, measured)
+    if target.kind is Kind.TPU and measured.cycles is not None and measured.costs:
+        CycleTable.remember(measured.costs, cache, target)  # every full compile teaches the prices of the next plan
+    return measured
+
+
+def _request(program: Program, options: Options, target: Target) -> dict[str, Any]:
+    """What a compile child is asked, as plain data; the environment and versions that its answer depends on go with it."""
+    return {
         "target": target.name,
         "stablehlo": program.stablehlo,
         "argument_bytes": program.argument_bytes,
@@ -234,16 +317,9 @@ def _measure_there(program: Program, options: Options, target: Target, cache: Ca
         "limit_bytes": options.limit_bytes,
         "rematerialization": options.rematerialization.value,
         "compiler_options": options.compiler_options,
+        "flags": user_flags(),
+        "versions": made_with(target),
     }
-    with POOL.borrow(target.kind) as child:
-        answer = child.request(request)
-    if "error" in answer:
-        raise CompilerError(f"{target.name}: the compiler refused {program.name or 'the program'}: {answer['error']}")
-    measured = decode(answer["measurement"])
-    cache.put(key, measured)
-    if target.kind is Kind.TPU and measured.cycles is not None and measured.costs:
-        CycleTable.remember(measured.costs, cache, target)  # every full compile teaches the prices of the next plan
-    return measured
 
 
 # one program at a time on the device, or their times would be wrong
@@ -276,6 +352,6 @@ def _key(program: Program, options: Options, target: Target) -> str:
         "rematerialization": options.rematerialization.value,
         "options": options.compiler_options,
         "versions": compiler_versions(target),
-        "flags": {name: os.environ.get(name, "") for name in USER_FLAGS},
+        "flags": user_flags(),
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:40]

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,7 @@ from rematplan.target.measurement import InstructionCost
 from rematplan.target.target import Target, compiler_versions
 
 _FORMAT = 2
-_SAVING = threading.Lock()
+_MOST_FILES = 32  # of a table, before they are put together into one
 # Prices before anything is learned: cycles of an instruction, then of each field of `work.Work`. Fitted to the fusions
 # of the six-block GPT on v5e; seconds are priced at the clock, so that the first two carry over to other chips.
 _PRIOR_FIXED = 500.0
@@ -125,25 +124,47 @@ class CycleTable:
         return float((counts * cycles).sum())
 
     def save(self, cache: Cache, target: Target) -> None:
-        """Keep what was learned in the cache folder, joined with what other processes learned meanwhile."""
-        self._join(cache.read(_file(target)))
-        entries = {k: [e.cycles, list(e.work)] for k, e in self._entries.items()}
-        cache.write(_file(target), {"format": _FORMAT, "entries": entries})
+        """Keep in the cache folder what was learned and is not there yet.
+
+        Every call writes a file of its own, which is never changed: processes and machines that learn at the same time
+        lose nothing to each other.
+        """
+        folder = _folder(target)
+        names = cache.names(folder)
+        there = CycleTable()
+        read = {name: cache.read(name) for name in names}
+        for document in read.values():
+            there._join(document)
+        new = {k: entry for k, entry in self._entries.items() if k not in there._entries}
+        if new:
+            _write(cache, folder, new)
+        if len(names) > _MOST_FILES:
+            # Files that others write meanwhile are not among these, and files that could not be read stay.
+            _write(cache, folder, there._entries)
+            for name in {name for name, document in read.items() if document is not None} - {
+                _name(folder, there._entries)
+            }:
+                cache.remove(name)
 
     @staticmethod
     def remember(costs: Iterable[InstructionCost], cache: Cache, target: Target) -> None:
         """Adds what one full measurement says to what is kept in the cache folder."""
-        with _SAVING:
-            table = CycleTable()
-            table.add(costs)
-            table.save(cache, target)
+        table = CycleTable()
+        table.add(costs)
+        table.save(cache, target)
 
     @staticmethod
     def load(cache: Cache, target: Target) -> CycleTable:
         """What was learned before on this chip and compiler version; empty if nothing was."""
-        table = CycleTable()
-        table._join(cache.read(_file(target)))
-        return table
+        while True:
+            table = CycleTable()
+            names = cache.names(_folder(target))
+            documents = [cache.read(name) for name in names]
+            if any(d is None for d in documents) and cache.names(_folder(target)) != names:
+                continue  # another process put them together meanwhile
+            for document in documents:
+                table._join(document)
+            return table
 
     def _join(self, document: Any) -> None:
         if not isinstance(document, dict) or document.get("format") != _FORMAT:
@@ -168,7 +189,20 @@ def _shares(works: list[tuple[float, ...]]) -> Any:
     return amounts * prices
 
 
-def _file(target: Target) -> str:
+def _folder(target: Target) -> str:
     chip = target.chip.name if target.chip else target.name
     versions = hashlib.sha256(json.dumps(compiler_versions(target), sort_keys=True).encode()).hexdigest()[:12]
-    return f"cycles-{chip}-{versions}.json"
+    return f"cycles-{chip}-{versions}"
+
+
+def _document(entries: Mapping[str, _Entry]) -> dict[str, Any]:
+    return {"format": _FORMAT, "entries": {k: [e.cycles, list(e.work)] for k, e in sorted(entries.items())}}
+
+
+def _name(folder: str, entries: Mapping[str, _Entry]) -> str:
+    """By content: the same entries are the same file, whoever writes them."""
+    return f"{folder}/{hashlib.sha256(json.dumps(_document(entries)).encode()).hexdigest()[:24]}.json"
+
+
+def _write(cache: Cache, folder: str, entries: Mapping[str, _Entry]) -> None:
+    cache.write(_name(folder, entries), _document(entries))

@@ -29,6 +29,7 @@ _USE = re.compile(r"loc\(#loc(\d*)\)")
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":\d+')
 _NAMED = re.compile(r'("(?:[^"\\]|\\.)*")\(#loc(\d*)\)')
 _MADE_BY_LOWERING = re.compile(r'"(?:jit\([^/]*\)|[^/]*:)"')
+_REGION = re.compile(r'"(?:[^"]*/)?(?:remat2?|checkpoint|reduce_precision)"')
 _CALL = re.compile(r"callsite\(#loc(\d*) at #loc(\d*)\)")
 
 
@@ -90,6 +91,9 @@ def _read(text: str, place: Callable[[str], _Place]) -> _Place:
     named = _NAMED.fullmatch(text)
     if named:
         inner = place(named[2])
+        if _REGION.fullmatch(named[1]):
+            # what holds a region together and its saved values apart: where a plan put it, its line is of who asked for one
+            return _Place(named[1], closed=True)
         if _MADE_BY_LOWERING.fullmatch(named[1]) and not inner.file:
             # no operation, but a constant or a function: its line is that of who asked for the lowering
             return _Place(named[1], closed=True)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,18 +49,43 @@ SCRATCH = "REMATPLAN_SCRATCH"  # names a folder that a child may use, and that i
 USER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 
 
-def child_environment(kind: Kind) -> dict[str, str]:
-    """The environment of a compile child: the user's, flags included, with what keeps it off real devices."""
+class ChildDied(CompilerError):
+    """A compile child ended before it answered.
+
+    Attributes:
+      signal: that ended it; 0 if it ended by itself.
+    """
+
+    def __init__(self, message: str, *, signal: int):
+        super().__init__(message)
+        self.signal = signal
+
+
+def user_flags() -> dict[str, str]:
+    """What the user set in this process to change how programs compile."""
+    return {name: os.environ.get(name, "") for name in USER_FLAGS}
+
+
+def child_environment(kind: Kind, flags: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a compile child: the user's, with what keeps it off real devices.
+
+    Args:
+      flags: of the user, default those of this process; a request from another machine brings its own.
+    """
     package_root = str(Path(__file__).resolve().parents[2])
     search_path = os.pathsep.join(p for p in (package_root, os.environ.get("PYTHONPATH", "")) if p)
     kept = {k: v for k, v in os.environ.items() if k in _KEPT or not k.startswith(_OF_REAL_DEVICES)}
+    for name, value in (user_flags() if flags is None else flags).items():
+        kept.pop(name, None)
+        if value:
+            kept[name] = value
     return {**kept, **_COMMON_ENVIRONMENT, **_ENVIRONMENT[kind], "PYTHONPATH": search_path}
 
 
 class Child:
     """One compile child. Not thread-safe: whoever holds it sends one request at a time."""
 
-    def __init__(self, kind: Kind):
+    def __init__(self, kind: Kind, flags: Mapping[str, str] | None = None):
         # both live as long as the child
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         self._scratch = tempfile.TemporaryDirectory(prefix="rematplan-child-")
@@ -69,7 +94,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            env={**child_environment(kind), SCRATCH: self._scratch.name},
+            env={**child_environment(kind, flags), SCRATCH: self._scratch.name},
         )
 
     @property
@@ -91,7 +116,7 @@ class Child:
         return self._process.poll() is None
 
     def request(self, payload: dict[str, Any]) -> dict[str, Any]:
-        """Send one request and wait for its answer. Raises CompilerError if the child ends before it answers."""
+        """Send one request and wait for its answer. Raises ChildDied if the child ends before it answers."""
         return json.loads(self.request_text(json.dumps(payload).encode() + b"\n"))
 
     def request_text(self, text: bytes) -> bytes:
@@ -103,7 +128,7 @@ class Child:
         except (BrokenPipeError, ValueError):  # ValueError: closed by another thread
             line = b""
         if not line.endswith(b"\n"):
-            raise CompilerError(self._cause_of_death())
+            raise self._death()
         return line
 
     def close(self) -> None:
@@ -116,7 +141,7 @@ class Child:
         self._errors.close()
         self._scratch.cleanup()
 
-    def _cause_of_death(self) -> str:
+    def _death(self) -> ChildDied:
         code = self._process.wait()
         cause = f"exit status {code}"
         if code < 0:
@@ -134,26 +159,40 @@ class Child:
         said = "\n".join(line for line in lines if line.strip())
         tail = "\n".join(said.splitlines()[-_LAST_LINES:])
         message = f"the compiler process ended with {cause}; other results are kept, and it is started anew."
-        return f"{message} It last said:\n{tail}" if tail else message
+        return ChildDied(f"{message} It last said:\n{tail}" if tail else message, signal=max(-code, 0))
 
 
 class Pool:
     """Idle children by kind of target. Thread-safe."""
 
     def __init__(self) -> None:
+        self._inherited: list[set[Child]] = []
+        self._begin()
+
+    def _begin(self) -> None:
         self._idle: dict[tuple[Kind, str], list[Child]] = {}
         self._all: set[Child] = set()
         self._lock = threading.Lock()
 
+    def leave_to_parent(self) -> None:
+        """In a process that was forked: its parent's children are not its own, neither to ask nor to end."""
+        self._inherited.append(self._all)  # keeps them from being finalized here
+        self._begin()
+
     @contextlib.contextmanager
-    def borrow(self, kind: Kind) -> Generator[Child]:
-        """A child for one request. It goes back to the pool unless it crashed or the caller was interrupted."""
-        key = (kind, _flags())
+    def borrow(self, kind: Kind, *, flags: Mapping[str, str] | None = None) -> Generator[Child]:
+        """A child for one request. It goes back to the pool unless it crashed or the caller was interrupted.
+
+        Args:
+          flags: that the child reads; default those that the user set in this process.
+        """
+        read = user_flags() if flags is None else flags
+        key = (kind, "\0".join(read.get(name, "") for name in USER_FLAGS))  # a child reads them only once
         with self._lock:
             idle = self._idle.setdefault(key, [])
             child = idle.pop() if idle else None
         if child is None or not child.alive:
-            child = Child(kind)
+            child = Child(kind, read)
             with self._lock:
                 self._all.add(child)
         try:
@@ -179,10 +218,6 @@ class Pool:
             child.close()
 
 
-def _flags() -> str:
-    """A child reads flags only once, so children are kept apart by them."""
-    return "\0".join(os.environ.get(name, "") for name in USER_FLAGS)
-
-
 POOL = Pool()
 atexit.register(POOL.close)
+os.register_at_fork(after_in_child=POOL.leave_to_parent)
