@@ -132,7 +132,22 @@ def main() -> None:
             passed = passed and found.passed and found.gradients_max_error is not None
             result = "equal" if found.passed else "DIFFERENT"
             sys.stdout.write(f"{result}: {case}, {name}: {found.gradients_max_error} {found.differences}\n")
+    if not sys.argv[1:]:
+        passed = run_here() and passed
     sys.exit(not passed)
+
+
+def run_here() -> bool:
+    """Whether what runs on these devices needs what is compiled for absent ones."""
+    equal = True
+    for case in ("fsdp and tensor", "mapped"):
+        for policy in ("plain", "dots_saveable"):
+            run, compiled = (rp.measure(CASES[case](), target=t, policy=policy) for t in ("local", "cpu:8"))
+            here = (run.devices, run.argument_bytes, run.required_bytes)
+            same = here == (8, compiled.argument_bytes, compiled.required_bytes)
+            equal = equal and same and bool(run.seconds)
+            sys.stdout.write(f"{'run' if same else 'DIFFERENT'}: {case}, {policy}: {here}\n")
+    return equal
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ def test_planned_equals_unplanned_on_eight_devices():
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert done.stdout.count("equal: ") == 2 * len(CASES)
+    assert done.stdout.count("run: ") == 4
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,12 @@ def test_partition_metadata_of_a_model_counts():
 def test_meshes_and_specs_that_are_none(keywords, said):
     with pytest.raises(InputError, match=said):
         rp.Workload(loss, W, X, **keywords).lift()
+
+
+def test_a_mesh_of_more_devices_than_this_machine_has():
+    work = rp.Workload(loss, W, X, mesh={"a": 4}, specs=[None, P("a")])
+    with pytest.raises(InputError, match=r"4 devices, and this machine has 1.*device_count=4"):
+        rp.measure(work, target="local")
 
 
 def test_a_mesh_needs_a_target_of_as_many_devices():

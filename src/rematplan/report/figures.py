@@ -82,8 +82,23 @@ def figure_rows(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         rows.append(
             ("copied to the host and back", format_bytes(record["host_bytes"]), str(sources.get("seconds", overall)))
         )
+    rows += _communication_rows(record)
     if record.get("seconds") is not None:
         rows.append(("time of one step", format_seconds(record["seconds"]), seconds_source(record)))
+    return rows
+
+
+def _communication_rows(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What devices send each other in a step, by kind and pass, and how long that is waited for."""
+    if record.get("devices", 1) < 2:
+        return []
+    rows = [("devices, each", str(record["devices"]), "")]
+    for use in record.get("collectives", ()):
+        again = ", made again by a region" if use["step_pass"] == "recompute" else ""
+        label = f"{use['kind']} in the {use['step_pass']} pass{again}"
+        rows.append((label, f"{use['count']} x, {format_bytes(use['bytes'])}", "counted in the scheduled program"))
+    waited = format_seconds(record.get("waiting_seconds", 0.0))
+    rows.append(("waiting for communication", waited, "a ring over the chip's links, beside the computation"))
     return rows
 
 

@@ -1,8 +1,8 @@
-"""The device in this machine: compiled and run here, in the caller's process.
+"""The device in this machine, or several of them: compiled and run here, in the caller's process.
 
 Comes in: a function of flat arrays. Goes out: a `Measurement` whose time was measured, and whose memory is what the
-compiler allocated, or what the device's allocator saw where it keeps count. Nothing is cached: a measured time
-belongs to its moment.
+compiler allocated, or what the device's allocator saw where it keeps count; of several devices the fullest. Nothing is
+cached: a measured time belongs to its moment.
 
     measured = measure_here(step, leaves, target=resolve("local"))
 """
@@ -12,8 +12,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from rematplan.errors import InputError
+from rematplan.sharding import in_mesh, mesh_of
 from rematplan.target.chips import chips
 from rematplan.target.cost import program_cost
 from rematplan.target.hlo import parse
@@ -46,31 +51,70 @@ def measure_here(
     """
     import jax
 
-    device = jax.devices()[0]
+    devices, leaves = _on_devices(leaves)
     start = time.monotonic()
-    options: dict[str, Any] = dict(_CPU_OPTIONS) if device.platform == "cpu" else {}
-    jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
-    compiled = jitted.lower(*leaves).compile(compiler_options=options)
+    options: dict[str, Any] = dict(_CPU_OPTIONS) if devices[0].platform == "cpu" else {}
+    with in_mesh(leaves):
+        jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
+        compiled = jitted.lower(*leaves).compile(compiler_options=options)
     compile_seconds = time.monotonic() - start
-    arguments = [_real(leaf, seed + index, device) for index, leaf in enumerate(leaves)]
-    before = _allocator_peak(device)
+    arguments = [_real(leaf, seed + index, devices[0]) for index, leaf in enumerate(leaves)]
+    before = _allocator_peak(devices)
     seconds = _median_seconds(compiled, arguments, tuple(donated))
-    after = _allocator_peak(device)
-    return _measurement(target, compiled, seconds, compile_seconds, limit_bytes, _own_peak(before, after))
+    after = _allocator_peak(devices)
+    measured = _measurement(target, compiled, seconds, compile_seconds, limit_bytes, _own_peak(before, after))
+    return replace(measured, devices=len(devices))
+
+
+def _on_devices(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The devices to run on, and the leaves on their mesh: the first device, or as many as the leaves' mesh has.
+
+    Raises:
+      InputError: this machine has fewer.
+    """
+    import jax
+    from jax.sharding import Mesh, NamedSharding
+
+    mesh = mesh_of(leaves)
+    if mesh is None:
+        return jax.devices()[:1], list(leaves)
+    found = jax.devices()
+    if len(found) < mesh.size:
+        raise InputError(
+            f"the arguments lie on a mesh of {mesh.size} devices, and this machine has {len(found)}; plan for a target of "
+            f"{mesh.size} devices, or, to try it on the CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size}."
+        )
+    shape = tuple(mesh.shape.values())
+    real = Mesh(np.array(found[: mesh.size]).reshape(shape), mesh.axis_names, axis_types=mesh.axis_types)
+    if not mesh.are_all_axes_auto and mesh != real.abstract_mesh:
+        raise InputError(
+            "explicit mesh axes are part of the types that were traced, and this mesh has no devices; to run here, make the "
+            "workload's mesh of the devices that there are, with jax.make_mesh."
+        )
+
+    def placed(leaf: Any) -> Any:
+        spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else jax.sharding.PartitionSpec()
+        sharding = NamedSharding(real, spec)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf.update(sharding=sharding)
+        return jax.device_put(leaf, sharding)
+
+    return found[: mesh.size], [placed(leaf) for leaf in leaves]
 
 
 def _real(leaf: Any, seed: int, device: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
+    place = device if leaf.sharding is None or not isinstance(leaf, jax.ShapeDtypeStruct) else leaf.sharding
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return jax.device_put(leaf, device)
+        return leaf if len(leaf.sharding.device_set) > 1 else jax.device_put(leaf, place)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.random.split(jax.random.key(seed), leaf.shape)
+        return jax.device_put(jax.random.split(jax.random.key(seed), leaf.shape), place)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-        return jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), device)
+        return jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), place)
     noise = _SPREAD * jax.random.normal(jax.random.key(seed), leaf.shape, jnp.float32)
-    return jax.device_put(noise.astype(leaf.dtype), device)
+    return jax.device_put(noise.astype(leaf.dtype), place)
 
 
 def _median_seconds(compiled: Any, arguments: list[Any], donated: tuple[int, ...]) -> float:
@@ -92,9 +136,11 @@ def _median_seconds(compiled: Any, arguments: list[Any], donated: tuple[int, ...
     return statistics.median(seconds)
 
 
-def _allocator_peak(device: Any) -> int | None:
-    stats = device.memory_stats()
-    return stats.get("peak_bytes_in_use") if stats else None
+def _allocator_peak(devices: Sequence[Any]) -> int | None:
+    """Of the fullest device."""
+    peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in devices]
+    known = [peak for peak in peaks if peak is not None]
+    return max(known, default=None)
 
 
 def _own_peak(before: int | None, after: int | None) -> int | None:
