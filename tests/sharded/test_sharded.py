@@ -174,6 +174,18 @@ def test_what_a_product_makes_a_device_send():
     assert next(op for op in columns.operations if op.primitive == "dot_general").sent_bytes == 0.0
 
 
+def test_masks_that_every_reader_makes_for_itself():
+    """A constant broadcast to the shape of what it masks is split as that is."""
+
+    def masked(w, x):
+        scores = x @ w
+        return jnp.where(jnp.tril(jnp.ones((128, 64), bool)), scores, -1e9).sum()
+
+    graph = traced_loss(rp.Workload(masked, W, X, mesh={"a": 8}, specs=[None, P("a")])).graph
+    select = next(op for op in graph.operations if op.primitive == "select_n")
+    assert {graph.values[v].parts for v in (*select.inputs, *select.outputs) if graph.values[v].shape} == {8}
+
+
 def test_values_in_loops_are_of_one_device():
     split = traced_loss(workloads.scan_gpt(**GPT, mesh="fsdp:8"))
     whole = traced_loss(workloads.scan_gpt(**GPT))

@@ -38,7 +38,7 @@ def per_device(traced: Traced, leaves: Sequence[Any]) -> Traced:
 
 
 def _per_device(traced: Traced, inputs: Mapping[int, PartitionSpec], mesh: AbstractMesh) -> Traced:
-    specs = {**inputs, **_propagated(traced, inputs, mesh)}
+    specs = _with_constants(traced, {**inputs, **_propagated(traced, inputs, mesh)})
     bodies = {
         index: _per_device(body, _inside(traced, index, specs, body), mesh) for index, body in traced.bodies.items()
     }
@@ -61,6 +61,26 @@ def _propagated(traced: Traced, inputs: Mapping[int, PartitionSpec], mesh: Abstr
     ]
     text = jax.jit(_every_value(traced, computed)).trace(*leaves).lower(lowering_platforms=("tpu",)).as_text()
     return dict(zip(computed, _jax_private.propagated_specs(text), strict=True))
+
+
+def _with_constants(traced: Traced, specs: dict[int, PartitionSpec]) -> dict[int, PartitionSpec]:
+    """With what depends on no input lying as its first reader of the same shape does.
+
+    The partitioner makes such values once for each reader, so that the one that is asked for has no reader to follow.
+    """
+    graph = traced.graph
+    varies = set(graph.inputs)
+    for op in graph.operations:
+        if not varies.isdisjoint(op.inputs):
+            varies.update(op.outputs)
+    found = dict(specs)
+    for op in reversed(graph.operations):
+        for v in op.inputs:
+            spec = found.get(op.outputs[0]) if op.outputs else None
+            same = bool(op.outputs) and graph.values[v].shape == graph.values[op.outputs[0]].shape
+            if spec is not None and same and v not in varies and not _axes(found.get(v)):
+                found[v] = spec
+    return found
 
 
 def _every_value(traced: Traced, values: Sequence[int]) -> Callable[..., list[Any]]:
