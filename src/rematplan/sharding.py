@@ -22,6 +22,9 @@ from rematplan.opened import is_node
 if TYPE_CHECKING:
     from rematplan.pure import LeafInfo
 
+# around what says where results lie; `target/locations.py` knows by it that no line of the user's is behind that
+LAYOUT_SCOPE = "rematplan_layout"
+
 Spec = Callable[[str, Any], PartitionSpec | None]
 
 
@@ -146,7 +149,8 @@ def constrained(value: Any, like: Any) -> Any:
         return value
     if any(kind is not AxisType.Auto for kind in sharding.mesh.axis_types):
         return value  # explicit axes are part of types, which agree already
-    return jax.lax.with_sharding_constraint(value, sharding)
+    with jax.named_scope(LAYOUT_SCOPE):
+        return jax.lax.with_sharding_constraint(value, sharding)
 
 
 def _check(spec: PartitionSpec, path: str, shape: Sequence[int], mesh: AbstractMesh) -> None:

@@ -35,6 +35,18 @@ def test_a_program_that_is_lowered_on_another_line_is_the_same():
     assert one.key() == other.key()
 
 
+def test_where_results_lie_brings_no_caller_in():
+    one = compiler.lower(*_split(), target=resolve("cpu:4"))
+    other = compiler.lower(*_split(), target=resolve("cpu:4"))
+    assert one.stablehlo != other.stablehlo
+    assert one.key() == other.key()
+
+
+def _split():
+    step = mlp(**SIZES, mesh="fsdp:4").step()
+    return step.function, step.leaves
+
+
 def test_what_calls_it_does_not_matter():
     work = mlp(**SIZES)
     target = resolve("cpu")

@@ -29,7 +29,7 @@ _USE = re.compile(r"loc\(#loc(\d*)\)")
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":\d+')
 _NAMED = re.compile(r'("(?:[^"\\]|\\.)*")\(#loc(\d*)\)')
 _MADE_BY_LOWERING = re.compile(r'"(?:jit\([^/]*\)|[^/]*:)"')
-_REGION = re.compile(r'"(?:[^"]*/)?(?:remat2?|checkpoint|reduce_precision)"')
+_REGION = re.compile(r'"(?:[^"]*/)?(?:remat2?|checkpoint|reduce_precision|rematplan_layout/sharding_constraint)"')
 _CALL = re.compile(r"callsite\(#loc(\d*) at #loc(\d*)\)")
 
 
@@ -92,7 +92,7 @@ def _read(text: str, place: Callable[[str], _Place]) -> _Place:
     if named:
         inner = place(named[2])
         if _REGION.fullmatch(named[1]):
-            # what holds a region together and its saved values apart: where a plan put it, its line is of who asked for one
+            # what holds a region together and its saved values apart, or says where results lie: its line is of who asked
             return _Place(named[1], closed=True)
         if _MADE_BY_LOWERING.fullmatch(named[1]) and not inner.file:
             # no operation, but a constant or a function: its line is that of who asked for the lowering
