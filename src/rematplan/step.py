@@ -49,6 +49,8 @@ class StepFunction:
 
 def _laid_out(values: Sequence[Any], infos: Sequence[OutputInfo], leaves: Sequence[Any]) -> list[Any]:
     """Outputs on the devices that hold what they are of, as a training step keeps them; the compiler places the others."""
+    if mesh_of(leaves) is None:
+        return list(values)
     return [
         value if info.source is None else constrained(value, leaves[info.source])
         for value, info in zip(values, infos, strict=True)

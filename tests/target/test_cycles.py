@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from rematplan.target.cache import Cache
-from rematplan.target.cycles import CycleTable
+from rematplan.target.cycles import CycleTable, only_probed
 from rematplan.target.measurement import InstructionCost
 from rematplan.target.target import resolve
 from rematplan.target.work import Work
@@ -59,6 +59,23 @@ def test_what_is_unlike_all_that_was_learned_is_priced_as_before():
         kind("product"), work=dataclasses.astuple(Work(matrix_seconds=1e-3, product_bytes=8e9))
     )
     assert table.predict([unlike]).cycles == pytest.approx(CycleTable().predict([unlike]).cycles, rel=1e-3)
+
+
+def test_a_probe_costs_what_its_compile_does():
+    """Kinds of instructions that only the probe has share what the compile has beyond those that both have."""
+    compiled = (kind("dot", 3, 1000, 1 << 20), kind("joined", 2, 8000, 3 << 20))
+    probe = (kind("dot", 3), kind("product", 2, reduced=2 << 20), kind("transfer", 4, reduced=1 << 20))
+    shared = only_probed(probe, compiled)
+    assert [cost.count for cost in shared] == [0, 0]  # nothing is added to what the compile takes
+    assert shared[0].cycles == pytest.approx(2 * shared[1].cycles, rel=0.1)  # twice the work, and as much for each
+    table = CycleTable()
+    table.add((*compiled, *shared))
+    assert table.predict(probe).cycles == pytest.approx(3 * 1000 + 2 * 8000, rel=1e-3)
+    assert table.predict(compiled).cycles == 3 * 1000 + 2 * 8000
+    # what a compile says of such a kind itself is better
+    table.add([kind("product", 1, 500)])
+    assert table.predict([kind("product")]).cycles == 500
+    assert not only_probed(probed(full()), full())  # of one device everything comes back
 
 
 def test_known_and_unknown_add_up():

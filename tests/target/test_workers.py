@@ -18,7 +18,7 @@ from rematplan.target.workers import Child, Pool, child_environment
 BROKEN = {
     "target": "cpu",
     "stablehlo": "this is no program",
-    "num_devices": 1,
+    "mesh_shape": [],
     "compiler_options": {},
     "limit_bytes": None,
 }

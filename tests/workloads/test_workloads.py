@@ -14,6 +14,16 @@ from rematplan.cli.workloads import BUILT_IN
 from rematplan.errors import InputError
 
 SMALL = {
+    "decoder": {
+        "blocks": 2,
+        "features": 64,
+        "hidden": 96,
+        "heads": 4,
+        "kv_heads": 2,
+        "length": 16,
+        "batch": 2,
+        "vocabulary": 64,
+    },
     "mlp": {"blocks": 3, "features": 8, "batch": 4},
     "policy_mlp": {"features": 8, "batch": 4},
     "gpt": {"blocks": 2, "features": 16, "heads": 2, "length": 8, "batch": 2, "vocabulary": 32},

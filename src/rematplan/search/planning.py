@@ -38,6 +38,9 @@ NEARLY = 1.03
 MOST_COMPILES = 12  # refused ones included
 # One after the other: a TPU compile keeps two cores busy, and each teaches the prices of the next choice.
 FINALISTS = 3
+# On several devices so many hand-written configurations more, of those predicted to take at most so many times the best's time.
+HAND_WRITTEN = 2
+CLOSE = 1.03
 
 
 # A candidate, the seconds predicted for it, and its other figures.
@@ -121,6 +124,8 @@ class Search:
             fitting += compiled.measurement.fits_limit is not False
             if fitting >= finalists:
                 break
+        if finalists > 1 and self.target.device_count > 1:
+            self._compile_hand_written(limit, tried)
         best = _best(tried)
         if best is None:
             raise self._infeasible(limit, tried)
@@ -138,6 +143,19 @@ class Search:
             bound = min(bound, _time(best.measurement))
         others = tuple(c for c in tried.values() if c is not best)
         return Found(limit or best.measurement.required_bytes, best, others, bound, spent)
+
+    def _compile_hand_written(self, limit: int | None, tried: dict[Any, Compiled]) -> None:
+        """Compiles hand-written configurations that may be faster still: on several devices predictions are rough."""
+        for _ in range(HAND_WRITTEN):
+            best = _best(tried)
+            if best is None:
+                return
+            ranked, _ = self._ranked(limit, tried)
+            close = CLOSE * _time(best.measurement)
+            found = [r for r in ranked if r[0].hand_written and r[0].configuration not in tried and r[1] < close]
+            if not found:
+                return
+            tried[found[0][0].configuration] = self._compile(found[0], limit, number="")
 
     def estimate(self, budget: int) -> Found:
         """The plan expected to be the fastest that fits, without compiling it; its figures are those of its probe.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rematplan.target.cache import Cache
@@ -46,6 +46,7 @@ _PRIOR = (
 _NEIGHBOURS = 5
 _REACH = 0.15
 _AS_PRICED = 0.3
+_SHARED = "~"  # ends the fingerprint of a price that is a share of what a whole program took beyond what is known
 _NOTHING = 100.0  # cycles; prices far below are alike
 
 
@@ -87,7 +88,7 @@ class CycleTable:
         known = 0.0
         strange: list[InstructionCost] = []
         for cost in costs:
-            entry = self._entries.get(cost.fingerprint)
+            entry = self._entries.get(cost.fingerprint) or self._entries.get(cost.fingerprint + _SHARED)
             if entry is not None:
                 known += cost.count * entry.cycles
             else:
@@ -110,7 +111,7 @@ class CycleTable:
         shares = _shares([cost.work for cost in costs])
         cycles = shares.sum(axis=1)
         if self._met is None:
-            entries = [entry for entry in self._entries.values() if entry.cycles > 0]
+            entries = [e for k, e in self._entries.items() if e.cycles > 0 and not k.endswith(_SHARED)]
             met = _shares([entry.work for entry in entries])
             beyond = np.log(np.array([entry.cycles for entry in entries])) - np.log(met.sum(axis=1))
             self._met = np.log1p(met / _NOTHING), beyond
@@ -175,6 +176,31 @@ class CycleTable:
             return  # a damaged file counts as absent
         for fingerprint, entry in read.items():
             self._learn(fingerprint, entry)
+
+
+def only_probed(probed: Iterable[InstructionCost], compiled: Iterable[InstructionCost]) -> list[InstructionCost]:
+    """Prices of what a probe of a program has and its full compile does not, so that the probe costs what the compile does.
+
+    Of programs of several devices the compiler joins products and transfers after a probe has stopped: half of the kinds of
+    instructions in the probe do not come back. They share what the compile has beyond the kinds that both have, in proportion
+    to their work.
+
+    Returns:
+      Costs that are executed no time: to learn from, not to add up.
+    """
+    entries = {cost.fingerprint: float(cost.cycles or 0) for cost in compiled}
+    total = sum(cost.count * float(cost.cycles or 0) for cost in compiled)
+    probed = tuple(probed)
+    strange = [cost for cost in probed if cost.fingerprint not in entries]
+    left = total - sum(cost.count * entries[cost.fingerprint] for cost in probed if cost.fingerprint in entries)
+    if not strange or left <= 0:
+        return []
+    priced = [float(sum(row)) for row in _shares([cost.work for cost in strange])]
+    scale = left / max(sum(cost.count * price for cost, price in zip(strange, priced, strict=True)), 1.0)
+    return [
+        replace(cost, fingerprint=cost.fingerprint + _SHARED, count=0, cycles=round(scale * price))
+        for cost, price in zip(strange, priced, strict=True)
+    ]
 
 
 def _shares(works: list[tuple[float, ...]]) -> Any:

@@ -19,6 +19,7 @@ from typing import Any
 
 from rematplan.target.chips import Chip
 from rematplan.target.cost import program_cost, step_seconds
+from rematplan.target.cycles import only_probed
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter
 from rematplan.target.hlo import Module, executions, parse
@@ -79,13 +80,30 @@ def measure(
     options: dict[str, Any] = {} if own_rematerialization else dict(_REMATERIALIZATION_OFF)
     if limit_bytes is not None:
         options["xla_tpu_max_hbm_size_mib"] = limit_bytes // _MIB
+    with tempfile.TemporaryDirectory(prefix="rematplan-compile-") as folder:
+        if need.module.num_partitions > 1:
+            options["xla_dump_to"] = folder
+        try:
+            executable = compile_(options)
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+            return _refused(probe, error, limit_bytes)
+        module = parse(_scheduled_text(executable, Path(folder)))
+    return _compiled(probe, need, executable, module, chip, limit_bytes, own_rematerialization)
+
+
+def _scheduled_text(executable: Any, folder: Path) -> str:
+    """The compiled program, from the executable or, where jaxlib cannot read that back, from the compiler's dump.
+
+    jaxlib 0.10.2 refuses some gathers that libtpu 0.0.52 hands to SparseCores, in programs of several devices (v5p).
+    """
     try:
-        executable = compile_(options)
-    except Exception as error:
-        if not _is_out_of_memory(error):
+        return executable.hlo_modules()[0].to_string()
+    except Exception:
+        if not any(folder.iterdir()):
             raise
-        return _refused(probe, error, limit_bytes)
-    return _compiled(probe, need, executable, chip, limit_bytes, own_rematerialization)
+        return _read_one(folder, "*after_codegen.txt")
 
 
 def _probe(compile_: Compile, held_bytes: int) -> _Need:
@@ -147,10 +165,15 @@ def _measurement(
 
 
 def _compiled(
-    probe: Measurement, need: _Need, executable: Any, chip: Chip, limit_bytes: int | None, own_rematerialization: bool
+    probe: Measurement,
+    need: _Need,
+    executable: Any,
+    module: Module,
+    chip: Chip,
+    limit_bytes: int | None,
+    own_rematerialization: bool,
 ) -> Measurement:
     stats = executable.get_compiled_memory_stats()
-    module = parse(executable.hlo_modules()[0].to_string())
     cost = program_cost(module, chip)
     code, need_bytes = stats.generated_code_size_in_bytes, max(need.bytes, probe.peak_bytes)
     if limit_bytes is None or limit_bytes - need_bytes > 2 * code:
@@ -188,7 +211,7 @@ def _compiled(
         },
         timeline=timeline,
         modules=cost.modules,
-        costs=cost.instructions,
+        costs=(*cost.instructions, *only_probed(probe.costs, cost.instructions)),
     )
 
 
