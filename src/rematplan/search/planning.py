@@ -107,23 +107,11 @@ class Search:
         begun = (time.monotonic(), self.problem.probes, self.problem.compiles)
         self.probes.begin(limit if limit is not None else 1 << 62)
         tried = self._compiled_before(limit)
-        bound: float | None = None
-        fitting = 0
-        while self.problem.compiles - begun[2] < most_compiles:
-            ranked, bound = self._ranked(limit, tried)
-            best = _best(tried)
-            todo = [r for r in ranked if r[0].configuration not in tried]
-            todo = [r for r in todo if best is None or r[1] < WORTH_COMPILING * _time(best.measurement)]
-            if not todo:
-                break
-            if self.probes.confirm(todo[0][0].configuration):
-                continue
-            number = f"plan {fitting + 1} of at most {finalists}" if finalists > 1 else ""
-            compiled = self._compile(todo[0], limit, number=number)
-            tried[compiled.candidate.configuration] = compiled
-            fitting += compiled.measurement.fits_limit is not False
-            if fitting >= finalists:
-                break
+        last = begun[2] + most_compiles
+        bound = self._compile_finalists(limit, tried, finalists=finalists, last=last)
+        if _best(tried) is None and limit is not None and self.probes.smallest_bytes() <= limit:
+            # regions inside regions, which are only looked at where nothing else is left
+            bound = self._compile_finalists(limit, tried, finalists=finalists, last=last)
         if finalists > 1 and self.target.device_count > 1:
             self._compile_hand_written(limit, tried)
         best = _best(tried)
@@ -143,6 +131,37 @@ class Search:
             bound = min(bound, _time(best.measurement))
         others = tuple(c for c in tried.values() if c is not best)
         return Found(limit or best.measurement.required_bytes, best, others, bound, spent)
+
+    def _compile_finalists(
+        self, limit: int | None, tried: dict[Any, Compiled], *, finalists: int, last: int
+    ) -> float | None:
+        """Compiles what is expected to be the fastest, as long as another is expected to be faster than what was compiled.
+
+        Args:
+          tried: what was compiled; more is added.
+          last: compiles of the problem after which no other is begun.
+
+        Returns:
+          Seconds that no plan of the families that were searched is faster than, by the prices so far.
+        """
+        bound: float | None = None
+        fitting = 0
+        while self.problem.compiles < last:
+            ranked, bound = self._ranked(limit, tried)
+            best = _best(tried)
+            todo = [r for r in ranked if r[0].configuration not in tried]
+            todo = [r for r in todo if best is None or r[1] < WORTH_COMPILING * _time(best.measurement)]
+            if not todo:
+                break
+            if self.probes.confirm(todo[0][0].configuration):
+                continue
+            number = f"plan {fitting + 1} of at most {finalists}" if finalists > 1 else ""
+            compiled = self._compile(todo[0], limit, number=number)
+            tried[compiled.candidate.configuration] = compiled
+            fitting += compiled.measurement.fits_limit is not False
+            if fitting >= finalists:
+                break
+        return bound
 
     def _compile_hand_written(self, limit: int | None, tried: dict[Any, Compiled]) -> None:
         """Compiles hand-written configurations that may be faster still: on several devices predictions are rough."""
