@@ -41,6 +41,7 @@ FINALISTS = 3
 # On several devices so many hand-written configurations more, of those predicted to take at most so many times the best's time.
 HAND_WRITTEN = 2
 CLOSE = 1.03
+ROUGHLY = 1.08  # the needs that are predicted for programs of several devices are up to so much too high
 
 
 # A candidate, the seconds predicted for it, and its other figures.
@@ -165,16 +166,19 @@ class Search:
 
     def _compile_hand_written(self, limit: int | None, tried: dict[Any, Compiled]) -> None:
         """Compiles hand-written configurations that may be faster still: on several devices predictions are rough."""
+        most = ROUGHLY * limit if limit is not None else math.inf
         for _ in range(HAND_WRITTEN):
             best = _best(tried)
             if best is None:
                 return
-            ranked, _ = self._ranked(limit, tried)
             close = CLOSE * _time(best.measurement)
-            found = [r for r in ranked if r[0].hand_written and r[0].configuration not in tried and r[1] < close]
+            rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in self.probes.repriced()]
+            rows = [r for r in rows if r[0].hand_written and r[0].configuration not in tried]
+            found = [r for r in rows if r[1] < close and r[2]["required_bytes"] <= most]
             if not found:
                 return
-            tried[found[0][0].configuration] = self._compile(found[0], limit, number="")
+            chosen = min(found, key=lambda r: r[1])
+            tried[chosen[0].configuration] = self._compile(chosen, limit, number="")
 
     def estimate(self, budget: int) -> Found:
         """The plan expected to be the fastest that fits, without compiling it; its figures are those of its probe.
