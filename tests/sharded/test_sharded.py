@@ -242,8 +242,10 @@ def test_a_plan_for_several_devices():
     work = workloads.gpt(**{**GPT, "blocks": 3}, mesh="fsdp:8")
     rows = {policy: rp.measure(work, target="cpu:8", policy=policy) for policy in ("plain", "per-block")}
     assert rows["per-block"].required_bytes < rows["plain"].required_bytes
-    replayed = {name: sum(c.count for c in m.collectives if c.step_pass == "recompute") for name, m in rows.items()}
-    assert replayed["plain"] == 0 < replayed["per-block"]
+    assert not any(c.step_pass == "recompute" for c in rows["plain"].collectives)
+    # parameters are gathered again; under jax 0.12 the compiler says so of the backward pass
+    counts = {name: sum(c.count for c in m.collectives) for name, m in rows.items()}
+    assert counts["per-block"] >= counts["plain"] + 2
     plan = rp.plan(work, budget=rows["per-block"].required_bytes, target="cpu:8", finalists=1)
     assert plan.measurement.devices == 8
     assert plan.measurement.required_bytes <= rows["per-block"].required_bytes
