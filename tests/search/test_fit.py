@@ -121,22 +121,19 @@ def test_several_targets_beside_each_other_with_prices():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slowdown", [None, 1.05])
-def test_a_tpu_is_asked_for_the_last_word(slowdown):
+def test_a_tpu_is_asked_for_the_last_word():
     """Probes of a TPU only say where to look: both ends are decided by full compiles with the budget as the limit."""
     budget, keywords = 40 * MIB, {"blocks": 4, "features": 256}
-    arguments = {"targets": "tpu-v5e", "budget": budget, "multiple_of": 512, "keywords": keywords, "slowdown": slowdown}
+    arguments = {"targets": "tpu-v5e", "budget": budget, "multiple_of": 512, "keywords": keywords}
     (row,) = rp.fit(workloads.mlp, **arguments).rows
-    # with next to no slowdown a plan may not reach further than none at all
-    assert row.plain.value <= row.best.value == row.above.value - 512
-    assert slowdown or row.plain.value < row.best.value
+    assert row.plain.value < row.best.value == row.above.value - 512
     assert row.plain.required_bytes <= budget < row.plain_above.required_bytes
     assert row.best.source == "compiled" and row.best.clock == "cycles" and row.best.plain_source == "compiled"
     work = workloads.mlp(batch=row.best.value, **keywords)
     # the plan as it was compiled under the budget, which is not the schedule that it has without a limit
     seconds = row.plan["measured"]["seconds"]
     assert row.best.slowdown == pytest.approx(seconds / rp.measure(work, target="tpu-v5e").seconds, rel=0.02)
-    assert not fits_with_plan(workloads.mlp(batch=row.above.value, **keywords), "tpu-v5e", budget, slowdown)
+    assert not fits_with_plan(workloads.mlp(batch=row.above.value, **keywords), "tpu-v5e", budget, None)
 
 
 def test_a_program_that_a_compiler_refuses_for_its_size_only_bounds(monkeypatch):

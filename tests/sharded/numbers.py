@@ -111,6 +111,9 @@ CASES: dict[str, Callable[[], rp.Workload]] = {
 }
 
 
+BOTH = ("fsdp and tensor", "statistics")  # whose regions also run while they save something
+
+
 def by_hand(work: rp.Workload, name: str) -> Plan:
     """A hand-written configuration as a plan."""
     traced = traced_loss(work)
@@ -127,7 +130,7 @@ def main() -> None:
     passed = True
     for case in sys.argv[1:] or CASES:
         work = CASES[case]()
-        for name in ("per-block", "dots"):
+        for name in ("per-block", "dots") if case in BOTH else ("per-block",):
             found = rp.verify(work, plan=by_hand(work, name), scale="full")
             passed = passed and found.passed and found.gradients_max_error is not None
             result = "equal" if found.passed else "DIFFERENT"

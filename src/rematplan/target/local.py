@@ -106,9 +106,9 @@ def _real(leaf: Any, seed: int, device: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    place = device if leaf.sharding is None or not isinstance(leaf, jax.ShapeDtypeStruct) else leaf.sharding
     if not isinstance(leaf, jax.ShapeDtypeStruct):
-        return leaf if len(leaf.sharding.device_set) > 1 else jax.device_put(leaf, place)
+        return leaf if mesh_of([leaf]) is not None else jax.device_put(leaf, device)
+    place = device if leaf.sharding is None else leaf.sharding
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return jax.device_put(jax.random.split(jax.random.key(seed), leaf.shape), place)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
