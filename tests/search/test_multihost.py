@@ -47,7 +47,7 @@ OTHERWISE = "PlanMismatch: {}process 1 of 2 does not ask for the plan of process
 ERRORS = {
     "model": OTHERWISE + "another function (structure ",
     "batch": OTHERWISE + "arguments of other shapes or types (",
-    "budget": OTHERWISE + "budget in bytes 1048576, there 1331200.",
+    "budget": OTHERWISE + "budget in bytes 1048576, there 1740800.",
     "infeasible": "InfeasibleBudget: {}the budget of 10.0 KiB cannot be met on cpu",
 }
 

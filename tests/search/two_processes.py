@@ -76,7 +76,7 @@ def ask(index: int, case: str) -> rp.Plan:
     """A plan, asked for in a way of which something is wrong on one process or on both."""
     blocks = 4 if case == "model" and index == 1 else 3
     batch = BATCH // 2 if case == "batch" and index == 1 else BATCH
-    budget = {"budget": "1MiB" if index else "1300KiB", "infeasible": "10KiB"}.get(case, "1300KiB")
+    budget = {"budget": "1MiB" if index else "1700KiB", "infeasible": "10KiB"}.get(case, "1700KiB")
     function = broken if case == "trace" and index == 1 else loss
     model = nnx.eval_shape(lambda: Model(blocks, rngs=nnx.Rngs(0)))
     work = rp.Workload(function, model, jax.ShapeDtypeStruct((batch, F), "float32"))
