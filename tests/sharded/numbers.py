@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -24,12 +23,6 @@ from rematplan.program.loss import traced_loss
 
 GPT = {"blocks": 2, "features": 32, "heads": 4, "length": 16, "batch": 16, "vocabulary": 64, "dtype": "float32"}
 VIT = {"blocks": 2, "features": 32, "heads": 4, "image": 32, "batch": 16, "classes": 16, "dtype": "float32"}
-DECODER = {
-    **{k: v for k, v in GPT.items() if k != "features"},
-    "features": 64,
-    "hidden": 96,
-    "kv_heads": 2,
-}
 
 
 class Regression(nnx.Module):
@@ -79,20 +72,6 @@ def statistics() -> rp.Workload:
     return rp.Workload(loss, model, x, mesh={"data": 4, "model": 2}, specs=[columns, P("data")], name="statistics")
 
 
-def with_adam() -> rp.Workload:
-    """Gradient and update, the optimizer's state laid out like the parameters."""
-    work = workloads.gpt(**GPT, mesh="fsdp:8")
-    return rp.Workload(
-        work.loss_fn,
-        *work.args,
-        init=work.init,
-        optimizer=optax.adam(1e-3),
-        mesh=work.mesh,
-        specs=list(work._specs),
-        name="with_adam",
-    )
-
-
 def shape(dimensions: tuple[int, ...], mesh: AbstractMesh, spec: P) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(dimensions, jnp.float32, sharding=NamedSharding(mesh, spec))
 
@@ -100,14 +79,11 @@ def shape(dimensions: tuple[int, ...], mesh: AbstractMesh, spec: P) -> jax.Shape
 CASES: dict[str, Callable[[], rp.Workload]] = {
     "fsdp": lambda: workloads.gpt(**GPT, mesh="fsdp:8"),
     "fsdp and tensor": lambda: workloads.gpt(**GPT, mesh="fsdp:4,model:2"),
-    "data and tensor": lambda: workloads.gpt(**GPT, mesh={"data": 2, "model": 4}),
     "scan": lambda: workloads.scan_gpt(**GPT, mesh="fsdp:4,model:2"),
-    "decoder": lambda: workloads.decoder(**DECODER, mesh="fsdp:4,model:2"),
     "data parallel vit": lambda: workloads.vit(**VIT, mesh="data:8"),
     "statistics": statistics,
     "explicit": explicit,
     "mapped": mapped,
-    "with_adam": with_adam,
 }
 
 
