@@ -37,11 +37,7 @@ def planned(lifted: Lifted, plan: Plan) -> Callable[..., list[Any]]:
     Raises:
       PlanMismatch: the plan was made for another function; the message says what changed.
     """
-    # whoever calls decides what is differentiated, so every inexact input counts
-    inexact = [i for i, leaf in enumerate(lifted.leaves) if is_inexact(leaf)]
-    traced = trace(
-        lifted.pure, lifted.leaves, differentiated=inexact, detail=Detail.STRUCTURE, own_regions=plan.own_regions
-    )
+    traced = _structure(lifted, plan.own_regions)
     bodies = {index: body.graph for index, body in traced.bodies.items()}
     configuration = resolve(plan, traced.graph, bodies)
     return configured(_named(traced, configuration), configuration)
@@ -59,11 +55,17 @@ def transferred(
     Raises:
       PlanMismatch: the other call runs another program.
     """
-    inexact = [i for i, leaf in enumerate(lifted.leaves) if is_inexact(leaf)]
-    other = trace(lifted.pure, lifted.leaves, differentiated=inexact, detail=Detail.STRUCTURE, own_regions=own_regions)
+    other = _structure(lifted, own_regions)
     if other.graph.fingerprint != traced.graph.fingerprint:
         raise PlanMismatch(difference(module_fingerprints(traced.graph), module_fingerprints(other.graph)))
     return configured(_named(other, configuration), configuration)
+
+
+def _structure(lifted: Lifted, own_regions: OwnRegions) -> Traced:
+    """The lifted function, traced for what a plan's names need."""
+    # whoever calls decides what is differentiated, so every inexact input counts
+    inexact = [i for i, leaf in enumerate(lifted.leaves) if is_inexact(leaf)]
+    return trace(lifted.pure, lifted.leaves, differentiated=inexact, detail=Detail.STRUCTURE, own_regions=own_regions)
 
 
 def _named(traced: Traced, configuration: Configuration) -> Traced:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rematplan import _jax_private
@@ -88,12 +89,27 @@ def placed(leaves: Sequence[Any], infos: Sequence[LeafInfo], mesh: AbstractMesh,
         position = info.argument if isinstance(info.argument, int) else -1
         spec = specs[position](info.path, leaf) if 0 <= position < len(specs) else None
         if spec is None:
-            own = getattr(leaf, "sharding", None)
-            spec = own.spec if isinstance(own, NamedSharding) else PartitionSpec()
+            spec = own_spec(leaf)
         _check(spec, info.path, leaf.shape, mesh)
-        sharding = NamedSharding(mesh, spec)
-        found.append(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=_weak(leaf), sharding=sharding))
+        found.append(leaf.update(sharding=NamedSharding(mesh, spec)))
     return found
+
+
+def own_spec(leaf: Any) -> PartitionSpec:
+    """How an array or shape says that it lies; whole on every device if it says nothing."""
+    sharding = getattr(leaf, "sharding", None)
+    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+
+
+def axis_names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes that one entry of a partition spec names."""
+    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+
+
+def mesh_of_devices(mesh: AbstractMesh, devices: Sequence[Any]) -> Mesh:
+    """The mesh on the first of these devices; there are enough."""
+    shape = tuple(mesh.shape.values())
+    return Mesh(np.array(devices[: mesh.size]).reshape(shape), mesh.axis_names, axis_types=mesh.axis_types)
 
 
 def on_abstract_mesh(leaf: Any) -> Any:
@@ -101,8 +117,7 @@ def on_abstract_mesh(leaf: Any) -> Any:
     sharding = getattr(leaf, "sharding", None)
     if not isinstance(sharding, NamedSharding) or isinstance(sharding.mesh, AbstractMesh):
         return leaf
-    moved = NamedSharding(sharding.mesh.abstract_mesh, sharding.spec)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=_weak(leaf), sharding=moved)
+    return leaf.update(sharding=NamedSharding(sharding.mesh.abstract_mesh, sharding.spec))
 
 
 def spec_of(entry: Any, argument: Any, name: str) -> Spec:
@@ -160,7 +175,7 @@ def _check(spec: PartitionSpec, path: str, shape: Sequence[int], mesh: AbstractM
         raise InputError(f"{path} has {len(shape)} dimensions, but its spec {spec} is for {len(spec)}.")
     used: set[str] = set()
     for size, entry in zip(shape, spec, strict=False):
-        names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+        names = axis_names(entry)
         for axis in names:
             if axis not in mesh.shape:
                 raise InputError(
@@ -195,7 +210,3 @@ def _key(entry: Any) -> str:
         if hasattr(entry, attribute):
             return str(getattr(entry, attribute))
     return str(entry)
-
-
-def _weak(leaf: Any) -> bool:
-    return bool(getattr(leaf, "weak_type", False))

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from rematplan.lift import Lifted
 from rematplan.materialize import random_array
 from rematplan.program.graph import Graph, Nesting
 from rematplan.program.trace import Traced
-from rematplan.sharding import mesh_of
+from rematplan.sharding import mesh_of, mesh_of_devices, own_spec
 
 if TYPE_CHECKING:
     from rematplan.workload import Workload
@@ -141,10 +140,9 @@ def _on_devices(
     flops = PASSES * mesh.size * sum(op.flops for op in traced.graph.operations)
     if not full and flops > MOST_FLOPS:
         return Size(None, f"no numbers: both programs take {flops:.1e} FLOPs on {mesh.size} devices")
-    devices = np.array(here[: mesh.size]).reshape(tuple(mesh.shape.values()))
-    real = Mesh(devices, mesh.axis_names, axis_types=mesh.axis_types)
+    real = mesh_of_devices(mesh, here)
     leaves = [
-        jax.device_put(leaf, NamedSharding(real, like.sharding.spec if like.sharding is not None else PartitionSpec()))
+        jax.device_put(leaf, NamedSharding(real, own_spec(like)))
         for leaf, like in zip(real_leaves(work, lifted, seed), lifted.leaves, strict=True)
     ]
     return Size(_with(lifted, leaves), "full", real)

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from rematplan.lift import Lifted, OutputInfo, abstract, lift
 from rematplan.pure import LeafInfo
-from rematplan.sharding import constrained, in_mesh, mesh_of, placed
+from rematplan.sharding import constrained, in_mesh, mesh_of, own_spec, placed
 
 PureLoss = Callable[..., list[Any]]
 
@@ -134,7 +134,7 @@ def _like_parameters(optimizer: Lifted, lifted: Lifted, differentiated: Sequence
         parts = path.split("/")
         like = (parameters.get("/".join(parts[n:])) for n in range(len(parts)))
         found = next((p for p in like if p is not None and p.shape == leaf.shape), None)
-        return found.sharding.spec if found is not None and found.sharding is not None else PartitionSpec()
+        return own_spec(found)
 
     return placed([abstract(leaf) for leaf in optimizer.leaves], optimizer.info, mesh, [spec])
 

@@ -320,7 +320,7 @@ def _like(inner: Lifted, outer: Lifted) -> Lifted:
             like.sharding.shard_shape(leaf.shape)
         except ValueError:  # a part of the argument, such as a microbatch, that the devices do not divide
             return leaf
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, weak_type=leaf.weak_type, sharding=like.sharding)
+        return leaf.update(sharding=like.sharding)
 
     return inner.abstract([laid_out(leaf, info) for leaf, info in zip(inner.leaves, inner.info, strict=True)])
 

@@ -21,7 +21,7 @@ from rematplan import _jax_private
 from rematplan.program import evaluate
 from rematplan.program.graph import Nesting, Operation, Value
 from rematplan.program.trace import Traced, nbytes
-from rematplan.sharding import mesh_of
+from rematplan.sharding import axis_names, mesh_of, own_spec
 
 
 def per_device(traced: Traced, leaves: Sequence[Any]) -> Traced:
@@ -33,7 +33,7 @@ def per_device(traced: Traced, leaves: Sequence[Any]) -> Traced:
     mesh = mesh_of(leaves)
     if mesh is None:
         return traced
-    specs = dict(zip(traced.graph.inputs, map(_spec, leaves), strict=True))
+    specs = dict(zip(traced.graph.inputs, map(own_spec, leaves), strict=True))
     return _per_device(traced, specs, mesh)
 
 
@@ -152,7 +152,7 @@ def _size(axes: frozenset[str], mesh: AbstractMesh) -> int:
 def _axes(spec: PartitionSpec | None, dimensions: Sequence[int] | None = None) -> frozenset[str]:
     """Mesh axes that split an array, or some of its dimensions."""
     entries = () if spec is None else spec if dimensions is None else [spec[d] for d in dimensions if d < len(spec)]
-    return frozenset(axis for entry in entries if entry is not None for axis in _names(entry))
+    return frozenset(axis for entry in entries for axis in axis_names(entry))
 
 
 def _value(traced: Traced, value: Value, spec: PartitionSpec | None, mesh: AbstractMesh) -> Value:
@@ -171,13 +171,4 @@ def _bytes(aval: Any, spec: PartitionSpec | None, mesh: AbstractMesh) -> int:
 
 
 def _axes_parts(entry: Any, mesh: AbstractMesh) -> int:
-    return 1 if entry is None else math.prod(mesh.shape.get(name, 1) for name in _names(entry))
-
-
-def _names(entry: Any) -> tuple[str, ...]:
-    return entry if isinstance(entry, tuple) else (entry,)
-
-
-def _spec(leaf: Any) -> PartitionSpec:
-    sharding = getattr(leaf, "sharding", None)
-    return sharding.spec if isinstance(sharding, NamedSharding) else PartitionSpec()
+    return math.prod(mesh.shape.get(name, 1) for name in axis_names(entry))

@@ -15,10 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from rematplan.errors import InputError
-from rematplan.sharding import in_mesh, mesh_of
+from rematplan.sharding import in_mesh, mesh_of, mesh_of_devices, own_spec
 from rematplan.target.chips import chips
 from rematplan.target.cost import program_cost
 from rematplan.target.hlo import parse
@@ -73,7 +71,7 @@ def _on_devices(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
       InputError: this machine has fewer.
     """
     import jax
-    from jax.sharding import Mesh, NamedSharding
+    from jax.sharding import NamedSharding
 
     mesh = mesh_of(leaves)
     if mesh is None:
@@ -84,8 +82,7 @@ def _on_devices(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
             f"the arguments lie on a mesh of {mesh.size} devices, and this machine has {len(found)}; plan for a target of "
             f"{mesh.size} devices, or, to try it on the CPU, set XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size}."
         )
-    shape = tuple(mesh.shape.values())
-    real = Mesh(np.array(found[: mesh.size]).reshape(shape), mesh.axis_names, axis_types=mesh.axis_types)
+    real = mesh_of_devices(mesh, found)
     if not mesh.are_all_axes_auto and mesh != real.abstract_mesh:
         raise InputError(
             "explicit mesh axes are part of the types that were traced, and this mesh has no devices; to run here, make the "
@@ -93,8 +90,7 @@ def _on_devices(leaves: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         )
 
     def placed(leaf: Any) -> Any:
-        spec = leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else jax.sharding.PartitionSpec()
-        sharding = NamedSharding(real, spec)
+        sharding = NamedSharding(real, own_spec(leaf))
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf.update(sharding=sharding)
         return jax.device_put(leaf, sharding)
