@@ -17,7 +17,7 @@ from rematplan.search.problem import Problem
 from rematplan.target import compiler, locations
 from rematplan.target.locations import is_library, without_callers
 from rematplan.target.target import resolve
-from rematplan.workloads import mlp
+from rematplan.workloads import gpt, mlp
 
 SIZES = {"blocks": 2, "features": 16, "batch": 8}
 
@@ -61,6 +61,25 @@ def test_measuring_twice_compiles_once():
     first = rp.measure(work, target="cpu")
     second = rp.measure(work, target="cpu")
     assert (first.cached, second.cached) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["plain", "per-block", "dots"])
+def test_a_transformer_is_the_same_from_every_call(name):
+    """With lookups and masks, which library functions make that know no line of the model."""
+
+    def asked():
+        work = gpt(blocks=2, features=16, heads=2, length=8, batch=2, vocabulary=32)
+        traced = traced_loss(work)
+        planned = _measure.checkpointed(traced, policies.by_name(traced.graph, name))
+        step = work.step(planned)
+        return compiler.lower(step.function, step.leaves, target=resolve("cpu"))
+
+    def from_further_away():
+        return asked()
+
+    one, other = asked(), from_further_away()
+    assert one.stablehlo != other.stablehlo
+    assert one.key() == other.key()
 
 
 @pytest.mark.parametrize("name", ["per-block", "dots"])

@@ -122,7 +122,7 @@ def trace_jaxpr(
     """Flattens a closed jaxpr; `names` are readable names of its inputs."""
     flat = _Flattener(detail, own_regions)
     inputs = [flat.value(v.aval) for v in closed.jaxpr.invars]
-    outputs = flat.inline(closed, inputs, None, "")
+    outputs = flat.inline(closed, inputs)
     return _assemble(flat, inputs, outputs, tuple(differentiated), tuple(names), detail)
 
 
@@ -149,8 +149,12 @@ class _Flattener:
             self.constants[known] = array
         return known
 
-    def inline(self, closed: Any, arguments: Sequence[Any], stack: Any, caller: str) -> list[Any]:
-        """Adds the equations of `closed` applied to value ids or literals; returns the same for its outputs."""
+    def inline(self, closed: Any, arguments: Sequence[Any], caller: Any = None) -> list[Any]:
+        """Adds the equations of `closed` applied to value ids or literals; returns the same for its outputs.
+
+        Args:
+          caller: the source information of the call that is inlined, its name stack complete; None for the whole function.
+        """
         env: dict[Any, Any] = dict(zip(closed.jaxpr.invars, arguments, strict=True))
         for variable, array in zip(closed.jaxpr.constvars, closed.consts, strict=True):
             env[variable] = self.constant(array, variable.aval)
@@ -159,16 +163,19 @@ class _Flattener:
             return atom if isinstance(atom, jex.Literal) else env[atom]
 
         for eqn in closed.jaxpr.eqns:
-            full = eqn.source_info.name_stack if stack is None else stack + eqn.source_info.name_stack
-            location = (_jax_private.user_location(eqn.source_info) or caller) if self._locations else ""
+            source = eqn.source_info
+            if caller is not None:
+                source = source.replace(name_stack=caller.name_stack + source.name_stack)
+                if not _jax_private.user_location(source):  # in a library's jit, which knows no line of who called it
+                    source = source.replace(traceback=caller.traceback)
             body = self._inlined(eqn)
             if body is not None:
-                results = self.inline(body, [read(a) for a in eqn.invars], full, location)
+                results = self.inline(body, [read(a) for a in eqn.invars], source)
                 for variable, out in zip(eqn.outvars, results, strict=True):
                     if not isinstance(variable, jex.DropVar):
                         env[variable] = out
                 continue
-            self._append(eqn, read, env, full, location)
+            self._append(eqn, read, env, source)
         return [read(a) for a in closed.jaxpr.outvars]
 
     def _inlined(self, eqn: Any) -> Any:
@@ -179,13 +186,13 @@ class _Flattener:
             body = region_body(eqn) if self._opens_regions else None
         return body if body is None or isinstance(body, jex.ClosedJaxpr) else jex.ClosedJaxpr(body, ())
 
-    def _append(self, eqn: Any, read: Callable[[Any], Any], env: dict[Any, Any], stack: Any, location: str) -> None:
+    def _append(self, eqn: Any, read: Callable[[Any], Any], env: dict[Any, Any], source: Any) -> None:
         if self._opens_regions and eqn.primitive.name == "scan":
             eqn = eqn.replace(params={**eqn.params, "jaxpr": _with_open_regions(eqn.params["jaxpr"])})
         atoms = [read(a) for a in eqn.invars]
         # a variable bound to a literal by an inlined call becomes that literal
         invars = [a if isinstance(a, jex.Literal) else v for a, v in zip(atoms, eqn.invars, strict=True)]
-        kept = eqn.replace(invars=invars, source_info=eqn.source_info.replace(name_stack=stack))
+        kept = eqn.replace(invars=invars, source_info=source)
         variables = dict.fromkeys(v for v in invars if not isinstance(v, jex.Literal))
         outputs = []
         for variable in eqn.outvars:
@@ -194,6 +201,7 @@ class _Flattener:
             else:
                 env[variable] = self.value(variable.aval)
                 outputs.append(env[variable])
+        location = _jax_private.user_location(source) if self._locations else ""
         self.equations.append(Equation(kept, tuple(read(v) for v in variables), tuple(outputs), location))
 
 

@@ -26,6 +26,7 @@ _LIBRARIES = re.compile(r"/(?:jax|jaxlib|flax)/")
 
 _ALIAS = re.compile(r"^#loc(\d*) = loc\((.*)\)\n?", re.MULTILINE)
 _USE = re.compile(r"loc\(#loc(\d*)\)")
+_NAMED_USE = re.compile(r'loc\(("(?:[^"\\]|\\.)*"\(#loc\d*\))\)')  # of arguments of a block, written where they stand
 _FILE = re.compile(r'"((?:[^"\\]|\\.)*)":\d+')
 _NAMED = re.compile(r'("(?:[^"\\]|\\.)*")\(#loc(\d*)\)')
 _MADE_BY_LOWERING = re.compile(r'"(?:jit\([^/]*\)|[^/]*:)"')
@@ -74,10 +75,17 @@ def without_callers(stablehlo: str) -> str:
     def short(match: re.Match[str]) -> str:
         alias = match[1]
         if alias not in hashes:
-            hashes[alias] = hashlib.blake2b(place(alias).text.encode(), digest_size=8).hexdigest()
+            hashes[alias] = _hash(place(alias).text)
         return f"loc({hashes[alias]})"
 
-    return _USE.sub(short, _ALIAS.sub("", stablehlo))
+    def short_named(match: re.Match[str]) -> str:
+        return f"loc({_hash(_read(match[1], place).text)})"
+
+    return _NAMED_USE.sub(short_named, _USE.sub(short, _ALIAS.sub("", stablehlo)))
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _read(text: str, place: Callable[[str], _Place]) -> _Place:
