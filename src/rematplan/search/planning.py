@@ -38,10 +38,10 @@ NEARLY = 1.03
 MOST_COMPILES = 12  # refused ones included
 # One after the other: a TPU compile keeps two cores busy, and each teaches the prices of the next choice.
 FINALISTS = 3
-# On several devices so many hand-written configurations more, of those predicted to take at most so many times the best's time.
+# On several devices so many hand-written configurations more, of those whose time is predicted to be at most so many times the
+# best's, and their need the budget: predictions are up to 7 % too high there.
 HAND_WRITTEN = 2
-CLOSE = 1.03
-ROUGHLY = 1.08  # the needs that are predicted for programs of several devices are up to so much too high
+ROUGHLY = 1.08
 
 
 # A candidate, the seconds predicted for it, and its other figures.
@@ -171,7 +171,7 @@ class Search:
             best = _best(tried)
             if best is None:
                 return
-            close = CLOSE * _time(best.measurement)
+            close = ROUGHLY * _time(best.measurement)
             rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in self.probes.repriced()]
             rows = [r for r in rows if r[0].hand_written and r[0].configuration not in tried]
             found = [r for r in rows if r[1] < close and r[2]["required_bytes"] <= most]

@@ -27,9 +27,8 @@ _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
 _OF_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}")
 _AXIS = re.compile(r"'([^']+)'=(\d+)")
 _STARTS, _ENDS = "AsyncCollectiveStart", "AsyncCollectiveDone"  # TPU: what a fusion that only starts or ends one calls
-_SCATTERS = (
-    "all-reduce-scatter"  # TPU: a fusion of an all-reduce and of the slice that is kept, sent as a reduce-scatter
-)
+# TPU: a fusion of an all-reduce and of the slice of it that is kept, sent as a reduce-scatter
+_SCATTERS = "all-reduce-scatter"
 
 
 class Stage(Enum):
@@ -135,6 +134,15 @@ class Collectives:
         return Collective(kind, _bytes(instruction, kind, group), group)
 
 
+@dataclass(frozen=True)
+class Passed:
+    """What came of an instruction: whether it computes nothing, and the seconds waited in one execution, for which collective."""
+
+    only_communicates: bool
+    waited: float
+    cause: Instruction
+
+
 class Clock:
     """Walks along a schedule and adds up what collectives make it wait.
 
@@ -148,17 +156,12 @@ class Clock:
         self._uses: dict[tuple[str, str], list[float]] = {}
         self.waited = 0.0
 
-    def passes(self, instruction: Instruction, times: int, seconds: float) -> tuple[bool, float, Instruction]:
-        """Moves past an instruction that computes for so long, each of `times` times.
-
-        Returns:
-          Whether it only communicates, and then computes nothing; the seconds that are waited in one execution; and the
-          instruction that says for what.
-        """
+    def passes(self, instruction: Instruction, times: int, seconds: float) -> Passed:
+        """Moves past an instruction that computes for so long, each of `times` times."""
         found = self._collectives.of(instruction)
         if found is None:
             self._now += seconds
-            return False, 0.0, instruction
+            return Passed(only_communicates=False, waited=0.0, cause=instruction)
         collective, stage, key = found
         waits, cause = 0.0, instruction
         if stage in (Stage.WHOLE, Stage.START):
@@ -173,7 +176,7 @@ class Clock:
             waits = max(0.0, end - self._now)
             self._now += waits
             self.waited += times * waits
-        return stage is not Stage.BESIDE, waits, cause
+        return Passed(stage is not Stage.BESIDE, waits, cause)
 
     def _count(self, collective: Collective, instruction: Instruction, times: int, seconds: float) -> None:
         step_pass = pass_of(self._provenance.maker(instruction).op_name).value

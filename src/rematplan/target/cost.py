@@ -67,15 +67,18 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         if instruction.opcode.endswith("-start"):
             out, back = _host_bytes(instruction)
             to_host, from_host = to_host + times * out, from_host + times * back
+        if instruction.opcode.endswith(("-start", "-done")):
+            # asynchronous copies run beside the computation: their bytes count, their time does not
+            passed = clock.passes(instruction, times, 0.0)
+            shares.wait(passed.cause, times * passed.waited)
+            continue
         operations = counter.operations(instruction)
         roofline = _roofline(operations, hbm_bytes, chip)
         estimated = instruction.cycles
-        communicates, waited, cause = clock.passes(
-            instruction, times, estimated / chip.clock_hz if estimated is not None else roofline
-        )
-        shares.wait(cause, times * waited)
-        if communicates or instruction.opcode.endswith(("-start", "-done")):
-            continue  # asynchronous copies run beside the computation: their bytes count, their time does not
+        passed = clock.passes(instruction, times, roofline if estimated is None else estimated / chip.clock_hz)
+        shares.wait(passed.cause, times * passed.waited)
+        if passed.only_communicates:
+            continue
         flops += times * (sum(operations[0].values()) + operations[1])
         seconds += times * roofline
         if estimated is not None:
