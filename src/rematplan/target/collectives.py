@@ -136,7 +136,7 @@ class Collectives:
 
 @dataclass(frozen=True)
 class Passed:
-    """What came of an instruction: whether it computes nothing, and the seconds waited in one execution, for which collective."""
+    """What came of an instruction: whether it computes nothing, and the seconds waited in one execution, for which cause."""
 
     only_communicates: bool
     waited: float
