@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rematplan import apply, policies
 from rematplan._plan import Plan
+from rematplan.budgets import budget_bytes
 from rematplan.errors import InputError
 from rematplan.lift import Lifted
 from rematplan.planner.baselines import Baseline
@@ -27,7 +28,7 @@ from rematplan.target import compiler
 from rematplan.target.compiler import Method, Options, Program, Rematerialization
 from rematplan.target.executors import ExecutorLike, using
 from rematplan.target.measurement import Argument, Measurement, Role, attributed
-from rematplan.target.target import Target, resolve
+from rematplan.target.target import Kind, Target, resolve
 
 if TYPE_CHECKING:
     from rematplan.workload import Workload
@@ -41,6 +42,7 @@ def measure(
     target: str | Target,
     policy: str | None = None,
     plan: Plan | str | Path | None = None,
+    budget: str | int | None = None,
     method: Method | str = Method.COMPILE,
     executor: ExecutorLike = None,
     progress: Progress | None = None,
@@ -53,6 +55,8 @@ def measure(
       policy: a hand-written configuration ("plain", "per-block", ...) or the name of a policy in
         `jax.checkpoint_policies` that needs no argument; default plain.
       plan: instead of a policy, a plan or the path of one.
+      budget: bytes that the step may need, as in `plan`; `fits_limit` says whether it does. A TPU's compiler is given them
+        as its limit. It schedules for less memory then, and the step may take longer.
       method: "compile" for the compiler's full result, "probe" for its schedule and buffers only.
       executor: where the compile runs, as in `plan`.
       progress: called with a sentence whenever something long begins.
@@ -61,7 +65,7 @@ def measure(
       Bytes, seconds and operations, each with its source in `sources`: the target's compiler, or, for "local", the device.
 
     Raises:
-      InputError: unknown names, a missing compiler, or both a policy and a plan.
+      InputError: unknown names, a missing compiler, a budget that cannot be read, or both a policy and a plan.
       PlanMismatch: the plan is not for this function.
       CompilerError: the compiler crashed or refused the program.
     """
@@ -69,6 +73,7 @@ def measure(
         raise InputError("both a policy and a plan were given; a measurement is of one of them.")
     chosen = resolve(target) if isinstance(target, str) else target
     how = method_named(method)
+    limit = None if budget is None else budget_bytes(budget, target=chosen)
     loaded = None if plan is None else Plan.load(plan)
     say = progress or silent
     say("tracing")
@@ -85,11 +90,13 @@ def measure(
         baseline = policies.by_name(traced.graph, policy)
         pure_loss = checkpointed(traced, baseline)
         elsewhere = functools.partial(apply.transferred, traced=traced, configuration=baseline.configuration)
-    options = compiler_options(baseline, chosen, method=how, limit_bytes=None)
+    options = compiler_options(baseline, chosen, method=how, limit_bytes=limit)
+    if limit is not None and chosen.kind is Kind.TPU and how is Method.COMPILE:
+        options = replace(options, limit_bytes=limit)
     ready = lowered(work, pure_loss, chosen, options=options, elsewhere=elsewhere)
     say(f"{chosen.name}: measuring {'the plan' if loaded is not None else policy or 'plain'}")
     with using(executor):
-        return measure_lowered(ready, chosen)
+        return measure_lowered(ready, chosen).held_against(limit)
 
 
 @dataclass(frozen=True)

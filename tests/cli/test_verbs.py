@@ -30,6 +30,14 @@ def test_measure(cli):
     assert plain["source"] == "compiled"
 
 
+@pytest.mark.parametrize(("budget", "fits"), [("1GiB", True), ("10KiB", False)])
+def test_a_measurement_under_a_budget_says_whether_it_fits(cli, budget, fits):
+    measured = document(cli("measure", *SMALL, *CPU, "--budget", budget, "--json"), "measure")
+    assert measured["fits_limit"] is fits and measured["limit_bytes"] == {"1GiB": 1 << 30, "10KiB": 10 << 10}[budget]
+    shown = cli("measure", *SMALL, *CPU, "--budget", budget)
+    assert shown.code == 0 and ("\nfits" if fits else "does not fit") + " under a limit of" in shown.out
+
+
 @pytest.mark.parametrize("policy", ["nothing_saveable", "dots_with_no_batch_dims_saveable"])
 def test_a_policy_of_jax_goes_around_the_whole_function(cli, policy):
     measured = document(cli("measure", *SMALL, *CPU, "--policy", policy, "--json"), "measure")

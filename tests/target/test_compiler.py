@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import rematplan as rp
 from rematplan import workloads
 from rematplan.errors import CompilerError, InputError
 from rematplan.target import compiler
@@ -177,6 +178,18 @@ def test_a_faster_card_is_faster():
     step, sizes = layers(remat=False)
     seconds = [measure(lower(step, sizes, target=t), target=t).seconds for t in map(resolve, ("gpu-l4", "gpu-h100"))]
     assert seconds[0] > 3 * seconds[1]
+
+
+def test_a_budget_is_the_limit_of_the_compiler_where_it_has_one():
+    """On TPU a measurement under a budget is of what the compiler makes of so little memory; elsewhere figures stay."""
+    work = workloads.mlp(blocks=4, features=256, batch=4096)
+    for target in ("tpu-v5e", "gpu-h100"):
+        free = rp.measure(work, target=target)
+        held = rp.measure(work, target=target, budget=free.required_bytes + MIB)
+        assert free.fits_limit is None and held.fits_limit is True
+        assert held.required_bytes <= held.limit_bytes == free.required_bytes + MIB
+        assert held.cached == (target == "gpu-h100")
+        assert rp.measure(work, target=target, budget=free.required_bytes // 2).fits_limit is False
 
 
 def test_limits_are_compared_where_the_compiler_has_none():

@@ -24,6 +24,7 @@ def measure(
     target: TargetName,
     policy: PolicyName = None,
     plan: Annotated[Path | None, Parameter(help="Measure with this plan applied.")] = None,
+    budget: Annotated[str | None, Parameter(help="Say whether it fits; 12GiB, 600MiB, 12GB, 80%.")] = None,
     method: MethodName = "compile",
     executor: ExecutorName = None,
     options: Options = DEFAULTS,
@@ -35,6 +36,8 @@ def measure(
 
         progress(f"tracing {workload}")
         work = load_workload(workload, sizes)
-        return rematplan.measure(work, target=target, policy=policy, plan=plan, method=method, progress=progress)
+        return rematplan.measure(
+            work, target=target, policy=policy, plan=plan, budget=budget, method=method, progress=progress
+        )
 
-    execute("measure", options, action, target=target, executor=executor)
+    execute("measure", options, action, target=target, budget=budget, executor=executor)

@@ -112,7 +112,7 @@ def measurement(record: Mapping[str, Any]) -> RenderableType:
     parts: list[RenderableType] = [figures]
     limit = record.get("limit_bytes")
     if limit is not None and record.get("fits_limit") is not None:
-        verdict = "compiles" if record["fits_limit"] else "does not compile"
+        verdict = "fits" if record["fits_limit"] else "does not fit"
         parts.append(Text(f"{verdict} under a limit of {format_bytes(limit)}"))
     shape = record.get("timeline") or {}
     if shape.get("position"):

@@ -197,7 +197,7 @@ class Search:
         if expected and (best is None or expected[0][1] < _time(best.measurement)):
             candidate, seconds, predicted = expected[0]
             figures = replace(self.probes.measured[candidate.configuration].figures, seconds=seconds)
-            best = Compiled(candidate, predicted, _with_fit(figures.as_measurement(), budget))
+            best = Compiled(candidate, predicted, figures.as_measurement().held_against(budget))
         if best is None:
             raise self._infeasible(budget, tried)
         spent = {
@@ -251,7 +251,7 @@ class Search:
         options = Options(method=Method.COMPILE, limit_bytes=limit)
         m = self.problem.compile(candidate.name, candidate.configuration, options, number=number)
         self.prices.learn(m)
-        compiled = self.compiled[candidate.configuration, limit] = Compiled(candidate, predicted, _with_fit(m, limit))
+        compiled = self.compiled[candidate.configuration, limit] = Compiled(candidate, predicted, m.held_against(limit))
         return compiled
 
     def _infeasible(self, limit: int | None, tried: dict[Any, Compiled]) -> InfeasibleBudget:
@@ -306,12 +306,6 @@ def _best(tried: dict[Any, Compiled]) -> Compiled | None:
     return min(
         (c for c in fitting if _time(c.measurement) <= TIE * fastest), key=lambda c: c.measurement.required_bytes
     )
-
-
-def _with_fit(m: Measurement, limit: int | None) -> Measurement:
-    if m.fits_limit is not None or limit is None:
-        return m
-    return replace(m, limit_bytes=limit, fits_limit=m.required_bytes <= limit)
 
 
 def _predicted(figures: Figures) -> dict[str, Any]:

@@ -168,7 +168,7 @@ class Measurement(Displayed):
       cycles: estimated by the compiler, loops multiplied by trip counts; None where it gives none.
       seconds: from cycles where there are any, else a roofline on the scheduled program; `sources["seconds"]` says
         which: "cycles", "roofline" or "run".
-      limit_bytes: the limit that it was compiled under; None without one.
+      limit_bytes: the limit that it was compiled under (TPU) or is held against; None without one.
       compile_seconds: what measuring took; with `cached`, what it took when it was done.
       cached: whether it was found in the cache (`~/.cache/rematplan`).
       timeline: live bytes along the schedule.
@@ -178,7 +178,7 @@ class Measurement(Displayed):
       collectives: communication between them, by kind and pass.
       waiting_seconds: part of `seconds` in which communication is waited for: what computation does not hide.
       sources: figure name -> "probed", "compiled", "run", or for seconds as above.
-      fits_limit: whether it compiled under the limit that was asked for; None if no limit was asked for.
+      fits_limit: whether it compiled under that limit, or needs no more; None if no limit was asked for.
       modules: seconds by module and pass; they add up to `seconds`, but for copies to the host.
       costs: cost by kind of instruction, from which `cycles.CycleTable` learns; `to_json` leaves it out.
     """
@@ -211,6 +211,12 @@ class Measurement(Displayed):
     warnings: tuple[str, ...] = ()
     modules: tuple[ModuleTime, ...] = ()
     costs: tuple[InstructionCost, ...] = field(default=(), repr=False)
+
+    def held_against(self, limit_bytes: int | None) -> Measurement:
+        """The same figures, with whether they fit under a limit where the compiler was not given one."""
+        if self.fits_limit is not None or limit_bytes is None:
+            return self
+        return dataclasses.replace(self, limit_bytes=limit_bytes, fits_limit=self.required_bytes <= limit_bytes)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary; enums become their values."""
