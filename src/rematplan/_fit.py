@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from rematplan.budgets import budget_or_memory
 from rematplan.errors import InfeasibleBudget, InputError
-from rematplan.fitted import FitRecord, FitRow
 from rematplan.program.configuration import Offload, OwnRegions
+from rematplan.records import FitRecord, FitRow
 from rematplan.search import _choice
 from rematplan.search.capacity import Capacity, fixed_load
 from rematplan.search.largest import NoValidValueError, Span, Trial, UnlimitedError, largest

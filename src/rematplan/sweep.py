@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rematplan.errors import InputError
-from rematplan.fitted import SkippedValue
 from rematplan.program.loss import traced_loss
+from rematplan.records import SkippedValue
 from rematplan.workload import Workload
 
 _NOT_WHOLE = (str, float, bool, "str", "float", "bool")

@@ -8,10 +8,12 @@ import re
 import jsonschema
 import pytest
 
-from rematplan.fitted import FitPoint, FitRecord, FitRow, SkippedValue
 from rematplan.records import (
     Comparison,
     Finding,
+    FitPoint,
+    FitRecord,
+    FitRow,
     Frontier,
     FrontierPoint,
     Inspection,
@@ -19,6 +21,7 @@ from rematplan.records import (
     Refused,
     Residual,
     Row,
+    SkippedValue,
     Verification,
     plain,
 )

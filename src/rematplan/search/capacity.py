@@ -15,8 +15,8 @@ from typing import TypeVar
 from rematplan._measure import lowered, measure_lowered
 from rematplan._plan import Plan
 from rematplan.errors import CompilerError, InfeasibleBudget
-from rematplan.fitted import FitPoint
 from rematplan.program.configuration import Offload, OwnRegions
+from rematplan.records import FitPoint
 from rematplan.search import _search, plan
 from rematplan.search.largest import Trial
 from rematplan.search.planning import FINALISTS, JUST_ABOVE, Search

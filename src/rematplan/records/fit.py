@@ -1,7 +1,4 @@
-"""What `fit` found: for each target the largest value with and without a plan, and the next one, which does not fit.
-
-Plain data, as in `records.py`.
-"""
+"""What `fit` found: for each target the largest value with and without a plan, and the next one, which does not fit."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rematplan.errors import InputError
-from rematplan.records import plain
+from rematplan.records.plain import plain
 from rematplan.report.display import Displayed
 
 
