@@ -33,7 +33,7 @@ docs: $(VENV)/.docs
 test: $(VENV)/.dev
 	$(BIN)/pytest -m "" $(PYTEST_ARGS)
 
-# 500 random NNX models with numbers, gradients and state; `test` computes those of 40.
+# 500 random NNX models with numbers, gradients and state; `test` computes those of 25.
 test-long: $(VENV)/.dev
 	REMATPLAN_TEST_PROGRAMS=500 $(BIN)/pytest -m "" $(PYTEST_ARGS) tests/verify/test_nnx_programs.py
 

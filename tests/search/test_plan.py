@@ -95,6 +95,7 @@ def test_the_frontier_gets_faster_with_every_byte(work: rp.Workload) -> None:
     assert needs == sorted(set(needs)) and times == sorted(set(times), reverse=True)
 
 
+@pytest.mark.slow
 def test_a_loop_is_planned_inside() -> None:
     sizes = {"blocks": 4, "features": 32, "heads": 2, "length": 64, "batch": 8, "vocabulary": 64}
     work = workloads.scan_gpt(**sizes)

@@ -23,9 +23,9 @@ from rematplan.program.trace import Traced
 from tests.verify import nnx_programs, programs
 
 # `make test-long` asks for more.
-MANY = int(os.environ.get("REMATPLAN_TEST_PROGRAMS", "40"))
+MANY = int(os.environ.get("REMATPLAN_TEST_PROGRAMS", "25"))
 PLANS_OF_ONE_MODEL = 5
-MODELS = 100
+MODELS = max(MANY, 60)  # no numbers: only traced
 RATES = Rates({"float32": 1e12}, 1e11)
 seeds = st.integers(0, 1 << 30)
 relaxed = [HealthCheck.too_slow, HealthCheck.data_too_large]
