@@ -88,7 +88,7 @@ def row(console: Console, table: Table, name: str, shares: list[float], limit: f
         fitting = [cost for peak, cost in points if peak <= budget]
         begun = time.monotonic()
         found = schedule.solve(plain, budget_bytes=budget, time_limit_seconds=limit)
-        more = lambda cost: f"{cost / plain.total_cost - 1:+.2%}"  # noqa: E731
+        more = lambda cost: f"{cost / plain.total_cost - 1:+.2%}"
         cells = (
             name,
             str(len(plain)),

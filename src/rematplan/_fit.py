@@ -124,7 +124,7 @@ def _row(capacity: Capacity, span: Span, price: float | None) -> FitRow:
             f"{vary}={error.trial.value} needs hardly more than {vary}={span.first} on {capacity.target.name}: memory does "
             f"not limit {vary}. Give the range an upper end."
         ) from None
-    point = lambda trial, points: points[trial.value] if trial is not None else None  # noqa: E731
+    point = lambda trial, points: points[trial.value] if trial is not None else None
     target, best = capacity.target, planned.best
     return FitRow(
         target=target.name,

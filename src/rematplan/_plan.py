@@ -319,7 +319,7 @@ def module_of(region: Region, graph: Graph) -> str:
             break
         common.append(parts[0])
     path = "/".join(common)
-    inside = lambda module: module == path or module.startswith(path + "/")  # noqa: E731
+    inside = lambda module: module == path or module.startswith(path + "/")
     before = graph.operations[region.start - 1].module if region.start else ""
     after = graph.operations[region.stop].module if region.stop < len(graph.operations) else ""
     return path if path and not inside(before) and not inside(after) else ""

@@ -202,7 +202,7 @@ class _Applied:
                 scope = jax.named_scope(scopes.module_scope(path) if module is None else scopes.scope_inside(path))
             module = self._shared[same.original].module
         code = self._code(same.original, module)
-        own = lambda v: v if same.values is None else same.values[v]  # noqa: E731
+        own = lambda v: v if same.values is None else same.values[v]
         with scope:
             results = code.function(*[env[own(i)] for i in code.inputs])
         env.update(zip(map(own, code.outputs), results, strict=True))

@@ -76,7 +76,7 @@ def _observe(subject: Case, way: Way, transform: Callable[..., Any]) -> tuple[An
     if subject.static or subject.kwargs:  # nnx.grad itself takes no static and no keyword-only arguments
         inner, fixed = loss, args[1:] if subject.static else ()
         args = args[:1] if subject.static else args
-        loss = lambda model, *args: inner(model, *args, *fixed, **subject.kwargs)  # noqa: E731
+        loss = lambda model, *args: inner(model, *args, *fixed, **subject.kwargs)
     differentiate = nnx.value_and_grad(loss, has_aux=subject.has_aux)
     graphdefs, numbers = [], []
     for _ in range(2):

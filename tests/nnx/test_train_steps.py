@@ -110,7 +110,7 @@ def test_optimizers_of_many_parts_are_counted_once(make):
 
 
 def test_of_several_calls_the_largest_is_planned():
-    arguments = lambda first, second: (*with_optimizer(adam())(), batch(0, first), batch(1, second))  # noqa: E731
+    arguments = lambda first, second: (*with_optimizer(adam())(), batch(0, first), batch(1, second))
     for sizes in ((64, 32), (32, 64)):
         work = rp.Workload(loss_fn, *arguments(*sizes), step=several_batches)
         assert work.lift().leaves[-1].shape == (64, F)
@@ -144,10 +144,10 @@ def test_a_loss_called_for_two_models_is_explained():
 def test_two_losses_are_planned_one_after_the_other():
     """As for a generator and a discriminator: the second is planned in a step that has the first plan."""
     arguments = Model(RNGS(0)), Deeper(RNGS(1)), batch(0)
-    other_loss = lambda model, x: jnp.abs(model(x)).mean()  # noqa: E731
+    other_loss = lambda model, x: jnp.abs(model(x)).mean()
     work = rp.Workload(loss_fn, *arguments, step=lambda f: of_both(f, other_loss))
     first = rp.remat(loss_fn, plan=per_block(work))
-    swapped = lambda f: lambda model, other, x: of_both(first, f)(model, other, x)  # noqa: E731
+    swapped = lambda f: lambda model, other, x: of_both(first, f)(model, other, x)
     second_work = rp.Workload(other_loss, *arguments, step=swapped)
     second = per_block(rp.Workload(other_loss, arguments[1], batch(0)))
     found = [

@@ -247,7 +247,7 @@ def scaled_with_where(loss_fn):
         trained = nnx.Not(nnx.RngState)  # keys of Dropout go on, whatever becomes of the step
         before = jax.tree.map(lambda array: array, nnx.state((model, optimizer), trained))  # Variables of its own
         scale = scaling.scale[...]
-        scaled = lambda model, x: loss_fn(model, x) * scale  # noqa: E731
+        scaled = lambda model, x: loss_fn(model, x) * scale
         value, gradients = nnx.value_and_grad(scaled)(model, x)
         gradients = jax.tree.map(lambda g: g / scale, gradients)
         finite = all_finite(gradients)
@@ -301,7 +301,7 @@ def averaging(loss_fn):
     def step(model, optimizer, average, x):
         (value, metrics), gradients = nnx.value_and_grad(loss_fn, has_aux=True)(model, x)
         optimizer.update(model, gradients)
-        slow = lambda old, new: 0.99 * old + 0.01 * new  # noqa: E731
+        slow = lambda old, new: 0.99 * old + 0.01 * new
         nnx.update(average, jax.tree.map(slow, nnx.state(average, nnx.Param), nnx.state(model, nnx.Param)))
         return value, metrics
 
@@ -315,7 +315,7 @@ def with_average():
 
 def clipped() -> optax.GradientTransformation:
     """Clipped by the global norm, with weight decay for matrices alone."""
-    mask = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)  # noqa: E731
+    mask = lambda params: jax.tree.map(lambda p: p.ndim > 1, params)
     return optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(1e-2, eps=1e-4, weight_decay=0.1, mask=mask))
 
 
@@ -337,7 +337,7 @@ def several_batches(loss_fn):
 
     @nnx.jit(donate_argnums=(0, 1))
     def step(model, optimizer, x, y):
-        both = lambda model: loss_fn(model, x) + 0.5 * loss_fn(model, y)  # noqa: E731
+        both = lambda model: loss_fn(model, x) + 0.5 * loss_fn(model, y)
         value, gradients = nnx.value_and_grad(both)(model)
         optimizer.update(model, gradients)
         return value, loss_fn(model, x[: B // 4])

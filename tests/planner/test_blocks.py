@@ -24,9 +24,7 @@ from tests.planner.graphs import Builder, mlp, small_graphs, transformer
 def unet(levels: int, *, elements: int = 4096) -> Graph:
     """Two convolutions a level, a skip from each level down to its mirror image."""
     b = Builder()
-    conv = lambda x, n, at: b.op(  # noqa: E731
-        "relu", (b.matmul(x, b.parameter(9), n, module=at),), n, flops=n, needs_output=True
-    )
+    conv = lambda x, n, at: b.op("relu", (b.matmul(x, b.parameter(9), n, module=at),), n, flops=n, needs_output=True)
     x, skips = b.input(elements), []
     for i in range(levels):
         for k in range(2):
@@ -128,7 +126,7 @@ def test_names_and_parameters_do_not_count_but_structure_does():
             x = b.op("scale", (h,), 100, flops=100, **(change if i else {}))
         return b.graph(b.matmul(x, b.parameter(64), 1))
 
-    key = lambda graph: [b.key for b in blocks(graph)]  # noqa: E731
+    key = lambda graph: [b.key for b in blocks(graph)]
     same, other_operation, other_need = key(chain()), key(chain(signature="tanh")), key(chain(needs_output=True))
     assert same[1] == same[2]
     assert other_operation[1] != other_operation[2]
@@ -141,7 +139,7 @@ def test_wiring_counts():
         x, w = b.op("f", (b.input(8),), 8), b.op("g", (b.input(8),), 8)
         return b.graph(b.op("sub", (w, x) if swap else (x, w), 8))
 
-    keys = lambda graph: [b.key for b in blocks(graph)]  # noqa: E731
+    keys = lambda graph: [b.key for b in blocks(graph)]
     assert keys(graph(True)) != keys(graph(False))
 
 
@@ -151,7 +149,7 @@ def test_nested_programs_are_compared_by_their_structure():
         y = b.op("scan", (b.input(8),), 8, flops=1e6, subprogram=Subprogram(Nesting.LOOP, inner, length=length))
         return b.graph(y)
 
-    key = lambda *a: blocks(graph(*a))[0].key  # noqa: E731
+    key = lambda *a: blocks(graph(*a))[0].key
     assert key(mlp(2), 4) == key(mlp(2), 4)
     assert len({key(mlp(2), 4), key(mlp(3), 4), key(mlp(2), 5)}) == 3
 
@@ -260,7 +258,7 @@ def test_preparing_inputs_is_part_of_the_first_block_unless_that_is_repeated():
             x = b.op("tanh", (b.matmul(x, b.parameter(64), 1000),), 1000)
         return b.graph(x)
 
-    lengths = lambda *a: [b.stop - b.start for b in blocks(graph(*a))]  # noqa: E731
+    lengths = lambda *a: [b.stop - b.start for b in blocks(graph(*a))]
     assert lengths(False, False) == [4, 2, 2]
     assert lengths(True, False) == [2, 2, 2, 2]
     assert lengths(False, True) == [2, 2, 2, 2]

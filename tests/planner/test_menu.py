@@ -27,7 +27,7 @@ def all_sets(problem: Stretch) -> list[SaveSet]:
 @given(graph=small_graphs(most_operations=6), price=st.floats(1e-3, 100))
 def test_a_cut_is_the_cheapest_of_all_save_sets(graph, price):
     problem = stretch(graph, 0, len(graph.operations), rates=UNIT)
-    value = lambda s: s.recompute_seconds + price * s.saved_bytes  # noqa: E731
+    value = lambda s: s.recompute_seconds + price * s.saved_bytes
     best = min(map(value, all_sets(problem)))
     bound = value(problem.save_set(()))
     if bound:
@@ -112,7 +112,7 @@ def test_a_small_value_above_a_needed_large_one_is_saved_although_no_derivative_
 
 def test_menu_of_a_transformer_layer_starts_with_statistics_then_context():
     graph = transformer(1)
-    named = lambda s: {graph.operations[graph.producer[v]].primitive for v in s.values}  # noqa: E731
+    named = lambda s: {graph.operations[graph.producer[v]].primitive for v in s.values}
     problem = stretch(graph, 1, len(graph.operations) - 2, rates=Rates({"float32": 100.0}, 1.0))
     found = menus.menu(problem)
     steps = [named(s) for s in found]

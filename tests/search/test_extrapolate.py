@@ -108,7 +108,7 @@ class Deep(nnx.Module):
 def test_blocks_that_hand_on_state_of_their_own_are_not_folded(monkeypatch):
     monkeypatch.setattr(problems, "FEWEST_FOLDED_OPERATIONS", 50)
     stateful = rp.Workload(lambda m, x: m(x).sum(), nnx.eval_shape(lambda: Deep(nnx.Rngs(0))), jnp.ones((2, 4)))
-    silent = lambda _: None  # noqa: E731
+    silent = lambda _: None
     with_state = Problem(stateful, resolve("cpu"), progress=silent)
     without = Problem(workloads.mlp(blocks=16, features=8, batch=4), resolve("cpu"), progress=silent)
     if with_state.repeated is not None:

@@ -75,7 +75,7 @@ def test_any_load_that_never_falls_is_answered_as_by_brute_force(span, jumps):
 
 @given(st.floats(0, 0.9), st.integers(1, 10**6), st.integers(1, 64))
 def test_a_straight_load_takes_a_handful_of_trials_however_far_it_goes(fixed, root, multiple):
-    load = lambda value: fixed + (1 - fixed) * value / root  # noqa: E731
+    load = lambda value: fixed + (1 - fixed) * value / root
     asked, span = Asked(load), Span(1, None, multiple)
     found = largest(span, asked, fixed_load=fixed)
     best, above = values_of(found)
@@ -86,7 +86,7 @@ def test_a_straight_load_takes_a_handful_of_trials_however_far_it_goes(fixed, ro
 
 @given(st.floats(0, 0.5), st.floats(0.1, 3.0), st.integers(1, 2000))
 def test_a_bent_load_is_answered_exactly(fixed, power, root):
-    load = lambda value: fixed + (1 - fixed) * (value / root) ** power  # noqa: E731
+    load = lambda value: fixed + (1 - fixed) * (value / root) ** power
     asked = Asked(load)
     best, above = values_of(largest(Span(1, 3000), asked))
     assert (best, above) == by_brute_force(Span(1, 3000), load)
@@ -96,8 +96,8 @@ def test_a_bent_load_is_answered_exactly(fixed, power, root):
 @given(spans, st.floats(0.2, 3), SEEDS, st.floats(0, 0.2))
 def test_where_loads_waver_the_answer_fits_and_the_next_does_not(span, scale, seed, amplitude):
     """Compilers' needs are not quite monotonic: within the band where they waver the answer is one of its boundaries."""
-    wave = lambda value: amplitude * math.sin(value * 12.9898 + seed)  # noqa: E731
-    load = lambda value: scale * value / span.last + wave(value)  # noqa: E731
+    wave = lambda value: amplitude * math.sin(value * 12.9898 + seed)
+    load = lambda value: scale * value / span.last + wave(value)
     asked = Asked(load)
     best, above = values_of(largest(span, asked))
     assert best is None or load(best) <= 1
@@ -117,7 +117,7 @@ def test_where_loads_waver_the_answer_fits_and_the_next_does_not(span, scale, se
 @given(spans, st.lists(st.floats(0, 0.2), min_size=1, max_size=60), st.integers(2, 9), st.integers(0, 8))
 def test_values_that_are_not_valid_are_left_out(span, jumps, modulus, remainder):
     whole = rising(span, jumps)
-    load = lambda value: whole(value) if value % modulus == remainder % modulus else None  # noqa: E731
+    load = lambda value: whole(value) if value % modulus == remainder % modulus else None
     asked = Asked(load)
     valid = [v for v in range(span.first, span.last + 1, span.multiple_of) if load(v) is not None]
     if not valid:
@@ -130,7 +130,7 @@ def test_values_that_are_not_valid_are_left_out(span, jumps, modulus, remainder)
 @given(spans, st.floats(0.3, 4), st.floats(-0.2, 0.2).filter(bool))
 def test_what_a_closer_look_says_decides(span, scale, off):
     """Trials are all wrong in the same direction; the answer is right, and both of its ends were looked at."""
-    load = lambda value: scale * value / span.last  # noqa: E731
+    load = lambda value: scale * value / span.last
     asked = Asked(load, off=lambda _value: off)
     best, above = values_of(largest(span, asked, confirm=asked.confirm))
     assert (best, above) == by_brute_force(span, load)

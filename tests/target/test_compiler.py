@@ -47,7 +47,7 @@ TWO_LAYERS = shapes((1024, 1024), (1024, 512), (16384, 1024))
 
 
 def layers(remat, count=6, width=256, batch=2048):
-    block = lambda w, x: jax.nn.gelu(x @ w)  # noqa: E731
+    block = lambda w, x: jax.nn.gelu(x @ w)
     block = jax.checkpoint(block) if remat else block
 
     def step(*leaves):

@@ -135,7 +135,7 @@ def program(seed: int, length: int) -> tuple[Callable[..., list[Array]], tuple[s
     chosen: list[tuple[str, int, int]] = []
     for step in range(length):
         kind = rng.choice([*UNARY, *BINARY, *BINARY, "dropout", "gather"])
-        recent = lambda: rng.randrange(max(0, step), step + 3)  # noqa: B023, E731  mostly a chain
+        recent = lambda: rng.randrange(max(0, step), step + 3)  # noqa: B023  mostly a chain
         chosen.append((kind, recent(), rng.randrange(step + 3)))
 
     def function(w: Array, v: Array, x: Array, key: Array, indices: Array) -> list[Array]:

@@ -38,7 +38,7 @@ def of_spans(graph: Graph, spans: Sequence[tuple[int, int]], *, last: tuple[int,
       last: the last of all regions, whether it saves something or not.
     """
     total = sum(op.flops for op in graph.operations) or 1.0
-    work = lambda a, z: sum(op.flops for op in graph.operations[a:z])  # noqa: E731
+    work = lambda a, z: sum(op.flops for op in graph.operations[a:z])
     for start, stop in spans:
         inside = graph.operations[start:stop]
         if work(start, stop) >= WHOLE_SHARE * total:

@@ -29,7 +29,7 @@ def fitting(problem: Stretch, *, limit_bytes: int) -> SaveSet:
     values = [v for v in defined if v not in problem.unsavable and problem.graph.values[v].bytes <= limit_bytes]
     column = {v: i for i, v in enumerate(values)}
     count, operations = len(values), problem.stop - problem.start
-    again = lambda index: count + index - problem.start  # noqa: E731
+    again = lambda index: count + index - problem.start
 
     # rows of coefficients >= lower bound: `runs again (maker) + saved (value) - runs again (reader) >= needed`
     entries: list[tuple[int, int, float]] = []

@@ -251,7 +251,7 @@ class _Labels:
 
     def along(self, arc: _Arc, node: int, number: int, count: int) -> _Labels:
         """The first `count` labels after one more pick."""
-        full = lambda x: np.full(count, x, dtype=np.int64)  # noqa: E731
+        full = lambda x: np.full(count, x, dtype=np.int64)
         return _Labels(
             self.kept[:count] + arc.kept,
             self.seconds[:count] + arc.seconds,
@@ -322,5 +322,5 @@ def _picks(spans: Sequence[Span], restriction: Restriction) -> list[Pick]:
 
 
 def _beats(a: Choice, b: Choice) -> bool:
-    row = lambda c: (c.kept_bytes, c.forward_workspace_bytes, c.backward_workspace_bytes, c.seconds)  # noqa: E731
+    row = lambda c: (c.kept_bytes, c.forward_workspace_bytes, c.backward_workspace_bytes, c.seconds)
     return row(a) != row(b) and all(x <= y for x, y in zip(row(a), row(b), strict=True))

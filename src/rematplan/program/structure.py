@@ -77,7 +77,7 @@ def _flatten(closed: Any) -> _Flat:
         for variable, array in zip(jaxpr.constvars, consts, strict=True):
             env[variable] = new()
             constants[env[variable]] = array
-        read: Callable[[Any], Any] = lambda atom: _scalar(atom) if isinstance(atom, jex.Literal) else env[atom]  # noqa: E731
+        read: Callable[[Any], Any] = lambda atom: _scalar(atom) if isinstance(atom, jex.Literal) else env[atom]
         for eqn in jaxpr.eqns:
             operands = [read(a) for a in eqn.invars]
             body = _opened(eqn)

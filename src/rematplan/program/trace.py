@@ -245,7 +245,7 @@ def _assemble(
 ) -> Traced:
     equations = _live(flat.equations, outputs)
     order = {v: i for i, v in enumerate(_used(inputs, flat.constants, equations))}
-    renumber = lambda ids: tuple(order[i] if i >= 0 else -1 for i in ids)  # noqa: E731
+    renumber = lambda ids: tuple(order[i] if i >= 0 else -1 for i in ids)
     equations = [replace(e, inputs=renumber(e.inputs), outputs=renumber(e.outputs)) for e in equations]
     avals = [None] * len(order)
     for old, new in order.items():

@@ -148,7 +148,7 @@ class FitRecord(Displayed):
     def smallest(self) -> str | None:
         """The target with the least memory, over all of its devices, of those that train the least value."""
         able = [r for r in self.rows if r.best is not None]
-        memory = lambda r: (r.memory_bytes or r.budget_bytes) * r.device_count  # noqa: E731
+        memory = lambda r: (r.memory_bytes or r.budget_bytes) * r.device_count
         return min(able, key=memory).target if able else None
 
     @property

@@ -73,7 +73,7 @@ def scatter(marks: Sequence[Mark], *, budget_bytes: int | None, width: int, heig
         return []
     low_x, low_y = min(xs), min(ys)
     span_x, span_y = max(max(xs) - low_x, 1), max(ys) - low_y or 1.0
-    column = lambda x: round((x - low_x) / span_x * (width - 1))  # noqa: E731
+    column = lambda x: round((x - low_x) / span_x * (width - 1))
     grid = [[" "] * width for _ in range(height)]
     if budget_bytes is not None:
         for line in grid:

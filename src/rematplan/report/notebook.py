@@ -48,7 +48,7 @@ def _rows(found: Choices) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    cell = lambda tag, text: f'<{tag} style="text-align:left;padding:0 .6em">{html.escape(text)}</{tag}>'  # noqa: E731
+    cell = lambda tag, text: f'<{tag} style="text-align:left;padding:0 .6em">{html.escape(text)}</{tag}>'
     head = "".join(cell("th", column) for column in columns)
     body = "".join(f"<tr>{''.join(cell('td', text) for text in row)}</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

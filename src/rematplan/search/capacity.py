@@ -248,7 +248,7 @@ class Capacity:
         """A plan, and the seconds that no checkpointing takes, by the same clock, with their source."""
         work = self._workload(value)
         self._searched(value, work)
-        make = lambda: plan(  # noqa: E731
+        make = lambda: plan(
             work,
             budget=self.limit_bytes,
             target=self.target,

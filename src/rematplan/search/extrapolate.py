@@ -95,7 +95,7 @@ def as_probed(m: Measurement, seconds: Callable[[Measurement], float]) -> Figure
 def from_two(short: Shortened, long: Shortened, count: int, seconds: Callable[[Measurement], float]) -> Figures:
     """The straight line through two lengths, read at the full count."""
     weight = (count - short.repetitions) / (long.repetitions - short.repetitions)
-    line = lambda a, b: a + weight * (b - a)  # noqa: E731
+    line = lambda a, b: a + weight * (b - a)
     a, b = short.measurement, long.measurement
     return Figures(
         required_bytes=int(line(a.required_bytes, b.required_bytes)),

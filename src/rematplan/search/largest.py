@@ -168,7 +168,7 @@ class _Looked:
         Where it says otherwise, others that were tried like this one are as doubtful, and are tried again if need be.
         """
         if confirmed.fits != trial.fits:
-            doubtful = lambda t: not t.sure and t.fits == trial.fits and t.value not in self._known  # noqa: E731
+            doubtful = lambda t: not t.sure and t.fits == trial.fits and t.value not in self._known
             self._seen = {value: t for value, t in self._seen.items() if t is None or not doubtful(t)}
         self._seen[trial.value] = Trial(trial.value, confirmed.load)
         self._width, self._stalled = None, 0

@@ -129,7 +129,7 @@ def _mixture(problem: Problem, small: Priced, large: Priced, budget_bytes: int) 
         loops.append((index, LoopPlan(parts)))
     if not most:
         return None
-    line = lambda a, b: a + most * (b - a)  # noqa: E731
+    line = lambda a, b: a + most * (b - a)
     name = f"the last {most:.0%} of iterations: {large.candidate.name}; the others: {small.candidate.name}"
     return LoopMix(
         Candidate(name, Configuration(loops=tuple(loops)), PARTS),

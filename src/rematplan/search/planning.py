@@ -235,10 +235,10 @@ class Search:
         measured = self.probes.measured.values()
         rows = [(p.candidate, p.figures.seconds, _predicted(p.figures)) for p in measured]
         folded = {p.candidate.configuration for p in measured if p.figures.folded}
-        need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)  # noqa: E731
+        need = lambda r: r[2]["required_bytes"] + margin.get(r[0].grouping, 0)
         fitting = [r for r in rows if need(r) <= most]
         quickest = min((r[1] for r in fitting), default=math.inf)
-        uncertain = lambda r: self.target.kind is Kind.TPU or r[0].configuration in folded  # noqa: E731
+        uncertain = lambda r: self.target.kind is Kind.TPU or r[0].configuration in folded
         above = [r for r in rows if most < need(r) <= JUST_ABOVE * most and uncertain(r)]
         fitting += [r for r in above if r[1] < WORTH_COMPILING * quickest < math.inf]
         if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):

@@ -106,7 +106,7 @@ class Probes:
     def _first_wave(self) -> None:
         """Hand-written configurations, loop bodies, one block a region at every level, others saving nothing."""
         # a deep program is not probed whole for what mixtures of the others predict: all blocks but the last
-        irregular = lambda c: self.problem.folds and c.period is None and not c.configuration.loops  # noqa: E731
+        irregular = lambda c: self.problem.folds and c.period is None and not c.configuration.loops
         self._probe([c for c in self._hand_written if not c.compiler_rematerializes and not irregular(c)])
         loops = in_loops(self.problem, most_levels=LEVELS)
         self._probe(loops)

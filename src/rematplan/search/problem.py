@@ -89,7 +89,7 @@ class Problem:
         if len(self.graph.operations) < FEWEST_FOLDED_OPERATIONS:
             return None
         long = [r for r in runs(self.coarse) if r.count * r.period >= SHORTEST_FOLDED_RUN and r.count >= 2]
-        work = lambda r: sum(b.flops for b in self.coarse[r.first : r.stop])  # noqa: E731
+        work = lambda r: sum(b.flops for b in self.coarse[r.first : r.stop])
         return max(long, key=work, default=None)
 
     @cached_property
