@@ -28,6 +28,7 @@ from rematplan.planner.price import operation_seconds
 from rematplan.planner.schedule import ScheduleGraph
 from rematplan.program.configuration import PLAIN, Configuration, OwnRegions
 from rematplan.program.graph import Graph
+from rematplan.program.parameters import of_parameters
 from rematplan.program.trace import trace
 from rematplan.search.candidates import hand_written, over_chain
 from rematplan.search.problem import Problem
@@ -51,17 +52,10 @@ def joint(problem: Problem, configuration: Configuration) -> Graph:
     traced = problem.traced
     function = apply.configured(traced, configuration)
     leaves = [jax.ShapeDtypeStruct(traced.avals[i].shape, traced.avals[i].dtype) for i in traced.graph.inputs]
-    positions = traced.differentiated
 
     def step(*given: Any) -> list[Any]:
-        def loss(parameters: list[Any]) -> tuple[Any, list[Any]]:
-            everything = list(given)
-            for position, x in zip(positions, parameters, strict=True):
-                everything[position] = x
-            value, *rest = function(*everything)
-            return value, rest
-
-        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)([given[i] for i in positions])
+        loss, parameters = of_parameters(function, given, traced.differentiated)
+        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
         return [value, *rest, *gradients]
 
     return trace(step, leaves, differentiated=(), own_regions=OwnRegions.REPLACE).graph

@@ -17,6 +17,7 @@ from jax.extend import core as jex
 from jax.sharding import PartitionSpec
 
 from rematplan.lift import Lifted, OutputInfo, abstract, lift
+from rematplan.program.parameters import of_parameters
 from rematplan.pure import LeafInfo
 from rematplan.sharding import constrained, in_mesh, mesh_of, own_spec, placed
 
@@ -165,14 +166,8 @@ def _loss_and_grads(
     pure = lifted.pure if pure_loss is None else pure_loss
 
     def run(leaves: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        def loss(parameters: list[Any]) -> tuple[Any, list[Any]]:
-            everything = list(leaves)
-            for index, parameter in zip(differentiated, parameters, strict=True):
-                everything[index] = parameter
-            value, *rest = pure(*everything)
-            return value, rest
-
-        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)([leaves[i] for i in differentiated])
+        loss, parameters = of_parameters(pure, leaves, differentiated)
+        (value, rest), gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
         results = len(_named(lifted)[0])
         return [value, *rest[: results - 1]], gradients, rest[results - 1 :]
 

@@ -21,6 +21,7 @@ from rematplan.program import evaluate
 from rematplan.program.configuration import PLAIN, Configuration, LoopPlan, Region, in_every_iteration
 from rematplan.program.flops import nested_jaxprs
 from rematplan.program.graph import Graph, Operation
+from rematplan.program.parameters import of_parameters
 from rematplan.program.residuals import is_inexact
 from rematplan.program.stamps import Path, path_of, stamped, with_all_loops
 from rematplan.program.trace import Traced, shape_of, trace_jaxpr
@@ -262,16 +263,8 @@ def executions(function: Program, leaves: Sequence[Any], differentiated: Sequenc
     """
 
     def gradient(*values: Any) -> Any:
-        def loss(*parameters: Any) -> tuple[Any, list[Any]]:
-            everything = list(values)
-            for index, parameter in zip(differentiated, parameters, strict=True):
-                everything[index] = parameter
-            value, *rest = function(*everything)
-            return value, rest
-
-        return jax.value_and_grad(loss, argnums=tuple(range(len(differentiated))), has_aux=True)(
-            *[values[i] for i in differentiated]
-        )
+        loss, parameters = of_parameters(function, values, differentiated)
+        return jax.value_and_grad(loss, has_aux=True)(parameters)
 
     closed = jax.make_jaxpr(gradient)(*leaves)
     counts: Counts = Counter()

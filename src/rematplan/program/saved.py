@@ -19,6 +19,7 @@ from jax.extend import core as jex
 
 from rematplan import _jax_private
 from rematplan.program.flops import nested_jaxprs
+from rematplan.program.parameters import of_parameters
 from rematplan.program.stamps import Path, path_of
 from rematplan.program.trace import nbytes
 from rematplan.scopes import module_path
@@ -72,14 +73,8 @@ def forward_program(
     """
 
     def forward(*values: Any) -> list[Any]:
-        def loss(*parameters: Any) -> tuple[Any, list[Any]]:
-            everything = list(values)
-            for index, parameter in zip(differentiated, parameters, strict=True):
-                everything[index] = parameter
-            value, *rest = function(*everything)
-            return value, rest
-
-        _, transpose, _ = jax.vjp(loss, *[values[i] for i in differentiated], has_aux=True)
+        loss, parameters = of_parameters(function, values, differentiated)
+        _, transpose, _ = jax.vjp(loss, parameters, has_aux=True)
         return [leaf for leaf in jax.tree.leaves(transpose) if hasattr(leaf, "dtype")]
 
     return jax.make_jaxpr(forward)(*leaves)
