@@ -32,7 +32,8 @@ _MIB = 1 << 20
 _REMATERIALIZATION_OFF = {"xla_tpu_rematerialization_min_size_in_bytes": 1 << 40}
 _NEED = re.compile(r"Memory Space: default.*\nTotal bytes: (\d+)")
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "HLO temporaries")
-_USED = re.compile(r"Used ([\d.]+)([KMG]) of [\d.]+[KMG] hbm")
+# Of programs over several devices only the second is said: schedules that hide communication grow with the limit and may exceed it.
+_USED = re.compile(r"Used ([\d.]+)([KMG]) of [\d.]+[KMG] hbm|required for HLO temporaries \(([\d.]+)([KMG])\)")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # the compiler's report leaves out the padding of small arguments and outputs: up to 30 KB seen
 _SLACK_BYTES = 1 << 16
@@ -217,20 +218,26 @@ def _compiled(
 
 def _refused(probe: Measurement, error: Exception, limit_bytes: int | None) -> Measurement:
     """A program that does not fit: the probe's figures, and what the compiler would have used if it got to say so."""
-    used = _USED.search(str(error))
-    required = probe.required_bytes
-    if used:
-        # two decimals of the unit are printed
-        required = int((float(used[1]) + 0.005) * _UNITS[used[2]])
+    used = used_bytes(str(error))
+    required = probe.required_bytes if used is None else used
     reason = str(error).splitlines()[0]
     return replace(
         probe,
         required_bytes=max(required, (limit_bytes or 0) + 1),
         limit_bytes=limit_bytes,
         fits_limit=False,
-        sources={**probe.sources, "required_bytes": "compiled" if used else "probed"},
+        sources={**probe.sources, "required_bytes": "probed" if used is None else "compiled"},
         warnings=(*probe.warnings, reason),
     )
+
+
+def used_bytes(refusal: str) -> int | None:
+    """What a program that does not fit would have used, by the compiler's message; None if it does not say."""
+    found = _USED.search(refusal)
+    if found is None:
+        return None
+    size, unit = (text for text in found.groups() if text)
+    return int((float(size) + 0.005) * _UNITS[unit])  # two decimals of the unit are printed
 
 
 def estimated_code_bytes(module: Module) -> int:
