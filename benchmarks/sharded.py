@@ -4,9 +4,9 @@
     python -m benchmarks.sharded --only "gpt fsdp h100"
 
 Every figure is of a full compile, on TPU with a budget as the compiler's limit. Budgets are what per-block, dots and plain
-need: the least limits found under which they compile. A row holds if its plan is no slower (1 % for ties) than every hand-written
-configuration that fits its budget, compiled under that budget: given little memory, the TPU's compiler makes less code,
-which hides less communication.
+need: the least limits found under which they compile. A row holds if its plan is no slower (1 % for ties) than every
+hand-written configuration that fits its budget, compiled under that budget: given little memory, the TPU's compiler makes
+less code, which hides less communication.
 `errors` are predictions before the plan's own compile; `replayed` are collectives that are made once more because regions
 run again; `waiting` is time that communication adds (a ring over the chip's links, `chips.toml`).
 """
