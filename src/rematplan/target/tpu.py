@@ -180,11 +180,14 @@ def _compiled(
     if limit_bytes is None or limit_bytes - need_bytes > 2 * code:
         # where memory is plentiful the compiler spends more of it on code than it must
         code = min(code, probe.code_bytes)
-    required = need_bytes + code + _SLACK_BYTES
+    required, said_by = need_bytes + code + _SLACK_BYTES, "probed"
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     allocated = held + stats.temp_size_in_bytes
-    if own_rematerialization:  # the probe's need is of the program as written, not of what the compiler made of it
-        required = allocated + code
+    # The probe's need is of the program as written, not of what the compiler makes of it; and near a limit schedules that hide
+    # communication take more than the probe's.
+    hides_communication = module.num_partitions > 1 and limit_bytes is not None
+    if own_rematerialization or (hides_communication and allocated + code > required):
+        required, said_by = allocated + code, "compiled"
     if limit_bytes is not None:
         required = min(required, limit_bytes)  # it does compile there
     seconds = cost.roofline_seconds if cost.cycles is None else cost.cycles / chip.clock_hz
@@ -205,7 +208,7 @@ def _compiled(
         sources={
             **probe.sources,
             "peak_bytes": "compiled" if is_possible else "live ranges of the compiled schedule",
-            "required_bytes": "compiled" if own_rematerialization else "probed",
+            "required_bytes": said_by,
             "code_bytes": "compiled",
             "cycles": "compiled",
             "seconds": "roofline" if cost.cycles is None else "cycles",
