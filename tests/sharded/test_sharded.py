@@ -252,6 +252,19 @@ def test_a_plan_for_several_devices():
     assert plan.measurement.seconds <= rows["per-block"].seconds
 
 
+@pytest.mark.slow
+def test_a_tpu_program_needs_what_its_compile_under_a_limit_took():
+    """What a refused compile says it would have used, and an accepted one that it needs, are the same bytes."""
+    work, target = workloads.mlp(blocks=4, features=1024, batch=8192, mesh="fsdp:4"), "tpu-v5e:2x2"
+    probe = rp.measure(work, target=target, method="probe")
+    refused = rp.measure(work, target=target, budget=probe.required_bytes)  # its code is larger than estimated
+    accepted = rp.measure(work, target=target, budget=int(1.1 * refused.required_bytes))
+    assert refused.fits_limit is False and accepted.fits_limit is True and accepted.devices == 4
+    held = accepted.argument_bytes + accepted.output_bytes - accepted.alias_bytes
+    assert accepted.required_bytes >= held + accepted.temporary_bytes + accepted.code_bytes
+    assert accepted.required_bytes == pytest.approx(refused.required_bytes, rel=0.03)
+
+
 @pytest.mark.parametrize(
     ("name", "mesh", "said"),
     [
