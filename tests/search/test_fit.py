@@ -30,7 +30,6 @@ def fits_with_plan(work: rp.Workload, target: str, budget: int, slowdown: float 
 @pytest.mark.parametrize(
     ("target", "vary", "values", "keywords", "budget", "slowdown"),
     [
-        ("cpu", "batch", range(256, 1281, 256), {"blocks": 3, "features": 32}, 500 * KIB, None),
         pytest.param(
             "cpu",
             "batch",
@@ -51,7 +50,7 @@ def fits_with_plan(work: rp.Workload, target: str, budget: int, slowdown: float 
             marks=pytest.mark.slow,
         ),
     ],
-    ids=["batch", "batch-slowdown", "blocks", "features"],
+    ids=["batch-slowdown", "blocks", "features"],
 )
 def test_as_planning_for_every_value(target, vary, values, keywords, budget, slowdown):
     found = rp.fit(
