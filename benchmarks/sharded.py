@@ -79,9 +79,9 @@ def case(name: str, table: Table, progress: Console) -> None:
         found = plan.measurement
         assert found is not None
         seconds = found.seconds or 0.0
-        fitting = [name for name, m in written.items() if m.required_bytes <= budget]
-        held = {name: rp.measure(work, target=target, policy=name, budget=budget) for name in fitting}
-        fastest, best = min((m.seconds or 0.0, name) for name, m in held.items() if m.fits_limit)
+        smaller = [p for p, m in written.items() if m.required_bytes <= budget]
+        held = {p: rp.measure(work, target=target, policy=p, budget=budget) for p in smaller}
+        fastest, best = min((m.seconds or 0.0, p) for p, m in held.items() if m.fits_limit)
         errors = [plan.predicted[key] / getattr(found, key) - 1 for key in ("required_bytes", "seconds")]
         chosen = plan.notes[0].removeprefix("chosen: ")
         rest = (f"{seconds / fastest - 1:+.1%} {best}", *(f"{e:+.1%}" for e in errors))

@@ -32,7 +32,7 @@ _MIB = 1 << 20
 _REMATERIALIZATION_OFF = {"xla_tpu_rematerialization_min_size_in_bytes": 1 << 40}
 _NEED = re.compile(r"Memory Space: default.*\nTotal bytes: (\d+)")
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "HLO temporaries")
-# Of programs over several devices the second is said: schedules that hide communication grow with the limit and exceed it.
+# Either is said of programs over several devices, whose schedules grow with the limit to hide communication, and exceed it.
 _USED = re.compile(r"Used ([\d.]+)([KMG]) of [\d.]+[KMG] hbm|required for HLO temporaries \(([\d.]+)([KMG])\)")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # the compiler's report leaves out the padding of small arguments and outputs: up to 30 KB seen
