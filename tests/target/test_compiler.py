@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +22,11 @@ from rematplan.target.cache import Cache
 from rematplan.target.compiler import Method, Options, Program, Rematerialization, lower, measure, measure_many
 from rematplan.target.cycles import CycleTable
 from rematplan.target.measurement import Source
-from rematplan.target.target import resolve
+from rematplan.target.target import Kind, resolve
+from rematplan.target.workers import child_environment
 
 MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[2]
 NO_CACHE = Cache(None)
 V5E = resolve("tpu-v5e")
 
@@ -315,3 +318,57 @@ def test_a_product_without_tiles_is_compiled_with_other_kernels(tmp_path):
     measured = measure(program, target=resolve("gpu-h100"), cache=Cache(tmp_path))
     assert measured.required_bytes > measured.argument_bytes + measured.output_bytes
     assert not measured.warnings or "without Triton" in measured.warnings[0]
+
+
+def picked_from_large_logits(w, x, labels):
+    """A loss whose gather from 256 MiB of logits the compiler hands to SparseCores, where the chip has them."""
+
+    def loss(w):
+        log_probabilities = jax.nn.log_softmax(x @ w)
+        return -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1).mean()
+
+    return jax.value_and_grad(loss)(w)
+
+
+PICKED = [*shapes((512, 8192), (8192, 512)), jax.ShapeDtypeStruct((8192,), jnp.int32)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tpu-v5p", "tpu-v6e", "tpu-v7x"])
+def test_programs_with_gathers_on_sparse_cores_are_measured(name):
+    """jaxlib 0.10.2 cannot read them back from libtpu 0.0.52; the compiler's dump has them."""
+    target = resolve(name)
+    measured = measure(lower(picked_from_large_logits, PICKED, target=target), target=target, cache=NO_CACHE)
+    assert measured.cycles is not None and measured.cycles > 0
+    assert measured.flops == pytest.approx(2 * 2 * 8192 * 512 * 8192, rel=0.1)
+    assert measured.timeline
+
+
+READ_BACK_HERE = """
+import jax
+from jax.experimental import topologies
+from rematplan.target.hlo import parse
+from rematplan.target.local import compiled_text
+from tests.target.test_compiler import PICKED, picked_from_large_logits
+
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x2").devices
+sharding = jax.sharding.SingleDeviceSharding(devices[0])
+leaves = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding) for leaf in PICKED]
+lowered = jax.jit(picked_from_large_logits).trace(*leaves).lower(lowering_platforms=("tpu",))
+print(len(parse(compiled_text(lowered, lowered.compile(), {})).computations))
+"""
+
+
+@pytest.mark.slow
+def test_and_so_is_one_compiled_in_this_process():
+    """What the target `local` does on such a chip, up to running it."""
+    run = subprocess.run(
+        [sys.executable, "-c", READ_BACK_HERE],
+        env={**os.environ, **child_environment(Kind.TPU)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert int(run.stdout) > 1

@@ -10,15 +10,18 @@ cached: a measured time belongs to its moment.
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from rematplan.errors import InputError
 from rematplan.sharding import in_mesh, mesh_of, mesh_of_devices, own_spec
 from rematplan.target.chips import chips
 from rematplan.target.cost import program_cost
+from rematplan.target.dumps import scheduled_text
 from rematplan.target.hlo import parse
 from rematplan.target.measurement import Measurement, Source
 from rematplan.target.stated import stated
@@ -45,7 +48,8 @@ def measure_here(
 
     Args:
       leaves: arrays, used as they are, or shapes, for which arrays are made: zeros for integers, small random numbers
-      else. donated: indices of arguments whose buffers the outputs may reuse.
+        else.
+      donated: indices of arguments whose buffers the outputs may reuse.
     """
     import jax
 
@@ -54,13 +58,16 @@ def measure_here(
     options: dict[str, Any] = dict(_CPU_OPTIONS) if devices[0].platform == "cpu" else {}
     with in_mesh(leaves):
         jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
-        compiled = jitted.lower(*leaves).compile(compiler_options=options)
+        lowered = jitted.lower(*leaves)
+        compiled = lowered.compile(compiler_options=options)
     compile_seconds = time.monotonic() - start
     arguments = [_real(leaf, seed + index, devices[0]) for index, leaf in enumerate(leaves)]
     before = _allocator_peak(devices)
     seconds = _median_seconds(compiled, arguments, tuple(donated))
     after = _allocator_peak(devices)
-    measured = _measurement(target, compiled, seconds, compile_seconds, limit_bytes, _own_peak(before, after))
+    own_peak = _own_peak(before, after)
+    text = compiled_text(lowered, compiled, options)
+    measured = _measurement(target, compiled, text, seconds, compile_seconds, limit_bytes, own_peak)
     return replace(measured, devices=len(devices))
 
 
@@ -144,11 +151,28 @@ def _own_peak(before: int | None, after: int | None) -> int | None:
     return after if before is not None and after is not None and after > before else None
 
 
+def compiled_text(lowered: Any, compiled: Any, options: dict[str, Any]) -> str:
+    """The compiled program as text; where jaxlib cannot read it back, from the dump of a second compile."""
+    with tempfile.TemporaryDirectory(prefix="rematplan-dump-") as folder:
+
+        def dumped() -> Path:
+            lowered.compile(compiler_options={**options, "xla_dump_to": folder})
+            return Path(folder)
+
+        return scheduled_text(compiled.as_text, dumped)
+
+
 def _measurement(
-    target: Target, compiled: Any, seconds: float, compile_seconds: float, limit_bytes: int | None, own_peak: int | None
+    target: Target,
+    compiled: Any,
+    text: str,
+    seconds: float,
+    compile_seconds: float,
+    limit_bytes: int | None,
+    own_peak: int | None,
 ) -> Measurement:
     stats = compiled.memory_analysis()
-    module = parse(compiled.as_text())
+    module = parse(text)
     cost = program_cost(module, chips()["cpu"])  # for operations and bytes only; the time was measured
     required = (
         stats.argument_size_in_bytes + stats.output_size_in_bytes + stats.temp_size_in_bytes - stats.alias_size_in_bytes

@@ -20,6 +20,7 @@ from typing import Any
 from rematplan.target.chips import Chip
 from rematplan.target.cost import program_cost, step_seconds
 from rematplan.target.cycles import only_probed
+from rematplan.target.dumps import read_dump, scheduled_text
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter
 from rematplan.target.hlo import Module, executions, parse
@@ -82,29 +83,15 @@ def measure(
     if limit_bytes is not None:
         options["xla_tpu_max_hbm_size_mib"] = limit_bytes // _MIB
     with tempfile.TemporaryDirectory(prefix="rematplan-compile-") as folder:
-        if need.module.num_partitions > 1:
-            options["xla_dump_to"] = folder
         try:
-            executable = compile_(options)
+            # the dump takes some hundredths of a compile's time; to compile again where it is missed would take all of it
+            executable = compile_({**options, "xla_dump_to": folder})
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
             return _refused(probe, error, limit_bytes)
-        module = parse(_scheduled_text(executable, Path(folder)))
+        module = parse(scheduled_text(lambda: executable.hlo_modules()[0].to_string(), lambda: Path(folder)))
     return _compiled(probe, need, executable, module, chip, limit_bytes, own_rematerialization)
-
-
-def _scheduled_text(executable: Any, folder: Path) -> str:
-    """The compiled program, from the executable or, where jaxlib cannot read that back, from the compiler's dump.
-
-    jaxlib 0.10.2 refuses some gathers that libtpu 0.0.52 hands to SparseCores, in programs of several devices (v5p).
-    """
-    try:
-        return executable.hlo_modules()[0].to_string()
-    except Exception:
-        if not any(folder.iterdir()):
-            raise
-        return _read_one(folder, "*after_codegen.txt")
 
 
 def _probe(compile_: Compile, held_bytes: int) -> _Need:
@@ -120,8 +107,8 @@ def _probe(compile_: Compile, held_bytes: int) -> _Need:
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise
-        report = _read_one(Path(folder), "*memory-usage-report.txt")
-        text = _read_one(Path(folder), "*after_optimizations.txt")
+        report = read_dump(Path(folder), "*memory-usage-report.txt")
+        text = read_dump(Path(folder), "*after_optimizations.txt")
     need = _NEED.search(report)
     if need is None:
         raise RuntimeError("the compiler's memory report has no line for the default memory space")
@@ -259,12 +246,3 @@ def estimated_code_bytes(module: Module) -> int:
 
 def _is_out_of_memory(error: Exception) -> bool:
     return any(sign in str(error) for sign in _OUT_OF_MEMORY)
-
-
-def _read_one(folder: Path, pattern: str) -> str:
-    """The text of the file that the compiler dumped under this name."""
-    found = sorted(folder.glob(pattern))
-    if not found:
-        dumped = ", ".join(sorted(path.name for path in folder.iterdir())[:5])
-        raise RuntimeError(f"the compiler dumped no {pattern}; it dumped {dumped or 'nothing'}")
-    return found[-1].read_text(encoding="utf-8")
