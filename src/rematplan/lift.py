@@ -161,6 +161,7 @@ def lift(
             arguments.append(OpenedArgument(call.identity, call.name, call.keyword, static=Static(call.value)))
             continue
         opened = open_tree(call.value, refs=refs, name=call.name)
+        paths = [_relative(name, call.name, "") for name in opened.names]
         names = tuple(
             _relative(name, call.name, prefix) if definition is not None else name
             for name, definition in zip(opened.names, opened.definitions, strict=True)
@@ -173,7 +174,10 @@ def lift(
         )
         shapes += found_shapes
         leaves += arrays
-        infos += [_leaf_info(call, opened, place, array) for place, array in zip(found, arrays, strict=True)]
+        infos += [
+            _leaf_info(call, opened, paths[place.leaf], place, array)
+            for place, array in zip(found, arrays, strict=True)
+        ]
         # positions among the NNX objects of the whole call, which is what `_collect` opens
         order = {leaf: nodes + i for i, leaf in enumerate(i for i, d in enumerate(opened.definitions) if d is not None)}
         nodes += len(order)
@@ -233,11 +237,12 @@ def _relative(name: str, argument: str, prefix: str) -> str:
     return join(prefix, name.removeprefix(argument).removeprefix("/"))
 
 
-def _leaf_info(call: Given, opened: Opened, place: Place, array: Any) -> LeafInfo:
+def _leaf_info(call: Given, opened: Opened, path: str, place: Place, array: Any) -> LeafInfo:
     slot = opened.slots[place.value]
     inexact = bool(jnp.issubdtype(array.dtype, jnp.inexact))
     return LeafInfo(
         path=opened.path(place),
+        place=join(path, *place.attribute, place.inner),
         argument=call.identity,
         collection="array" if slot is None else type(slot).__name__,
         differentiable=inexact and (slot is None or isinstance(slot, nnx.Param)),

@@ -26,6 +26,7 @@ class LeafInfo:
 
     Attributes:
       path: of module state relative to its module (`blocks/0/attn/kernel`), else argument name and place in it.
+      place: path in its argument.
       argument: position of the argument, or its name for keywords, bound `self` and arguments of a `functools.partial`.
       collection: the Variable's type (`Param`, `BatchStat`, `RngKey`, ...), `array` for everything else.
       differentiable: an inexact array that is an `nnx.Param` (or a subclass) or no Variable at all.
@@ -33,6 +34,7 @@ class LeafInfo:
     """
 
     path: str
+    place: str
     argument: int | str
     collection: str
     differentiable: bool

@@ -8,17 +8,19 @@ of them is traced and lowered on a laptop. Knows nothing of targets or plans.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
+from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from rematplan import _jax_private
 from rematplan.errors import InputError
-from rematplan.opened import is_node
+from rematplan.opened import is_node, open_tree, take_arrays
 
 if TYPE_CHECKING:
     from rematplan.pure import LeafInfo
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
 # around what says where results lie; `target/locations.py` knows by it that no line of the user's is behind that
 LAYOUT_SCOPE = "rematplan_layout"
 
-Spec = Callable[[str, Any], PartitionSpec | None]
+# How one argument lies: a function of path and array, or specs by path in the argument
+Layout = Callable[[str, Any], PartitionSpec | None] | Mapping[str, PartitionSpec | None]
 
 
 def abstract_mesh(mesh: Mapping[str, int] | Mesh | AbstractMesh) -> AbstractMesh:
@@ -77,17 +80,23 @@ def in_mesh(leaves: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(mesh)
 
 
-def placed(leaves: Sequence[Any], infos: Sequence[LeafInfo], mesh: AbstractMesh, specs: Sequence[Spec]) -> list[Any]:
+def placed(
+    leaves: Sequence[Any], infos: Sequence[LeafInfo], mesh: AbstractMesh, layouts: Sequence[Layout]
+) -> list[Any]:
     """Abstract leaves with a sharding each.
 
     Args:
-      infos: what each leaf is; `argument` is the position among `specs`, keywords are replicated.
-      specs: by positional argument, from `spec_of`; what they leave open lies as the leaf says itself, or on every device.
+      infos: what each leaf is; `argument` is the position among `layouts`, keywords are replicated.
+      layouts: by positional argument, from `layout_of`; what they leave open lies as the leaf says itself, or on every device.
+
+    Raises:
+      InputError: a spec that its array cannot have.
     """
     found: list[Any] = []
     for leaf, info in zip(leaves, infos, strict=True):
         position = info.argument if isinstance(info.argument, int) else -1
-        spec = specs[position](info.path, leaf) if 0 <= position < len(specs) else None
+        layout: Layout = layouts[position] if 0 <= position < len(layouts) else {}
+        spec = layout.get(info.place) if isinstance(layout, Mapping) else layout(info.path, leaf)
         if spec is None:
             spec = own_spec(leaf)
         _check(spec, info.path, leaf.shape, mesh)
@@ -120,7 +129,7 @@ def on_abstract_mesh(leaf: Any) -> Any:
     return leaf.update(sharding=NamedSharding(sharding.mesh.abstract_mesh, sharding.spec))
 
 
-def spec_of(entry: Any, argument: Any, name: str) -> Spec:
+def layout_of(entry: Any, argument: Any, name: str) -> Layout:
     """How one positional argument lies.
 
     Args:
@@ -128,26 +137,25 @@ def spec_of(entry: Any, argument: Any, name: str) -> Spec:
         array; a mapping of paths to specs; or a tree of specs like the argument, `nnx.get_partition_spec` of a model included.
 
     Raises:
-      InputError: it is none of these.
+      InputError: it is none of these, or has a spec for a path at which there is no array.
     """
     if entry is None:
-        return lambda path, leaf: None
+        return {}
     if isinstance(entry, PartitionSpec):
         return lambda path, leaf: entry
     if callable(entry) and not isinstance(entry, Mapping):
         function: Any = entry
         return function
     holds_modules = any(map(is_node, jax.tree.leaves(argument, is_leaf=is_node)))
-    if holds_modules or (isinstance(entry, Mapping) and any(isinstance(key, str) and "/" in key for key in entry)):
-        by_path = _by_path(entry)
-        return lambda path, leaf: by_path.get(path)
-    try:
-        whole = jax.tree.broadcast(entry, argument, is_leaf=_is_spec)
-    except ValueError as error:
-        raise InputError(f"specs of argument {name} are no tree like it: {error}") from error
-    listed, _ = jax.tree_util.tree_flatten_with_path(whole, is_leaf=_is_spec)
-    named = {"/".join(map(_key, path)): spec for path, spec in listed}
-    return lambda path, leaf: named.get(path.partition("/")[2])  # without the argument's own name
+    if not holds_modules and not (isinstance(entry, Mapping) and any(isinstance(k, str) and "/" in k for k in entry)):
+        try:
+            entry = jax.tree.broadcast(entry, argument, is_leaf=_is_spec)
+        except ValueError as error:
+            raise InputError(f"specs of {name} are no tree like it: {error}") from error
+    listed, _ = jax.tree_util.tree_flatten_with_path(entry, is_leaf=_is_spec)
+    specs = {"/".join(map(_key, _without_values(path))): spec for path, spec in listed}
+    _check_paths([path for path, spec in specs.items() if spec is not None], argument, name)
+    return specs
 
 
 def shard_bytes(leaf: Any) -> int:
@@ -192,13 +200,24 @@ def _check(spec: PartitionSpec, path: str, shape: Sequence[int], mesh: AbstractM
             )
 
 
-def _by_path(entry: Any) -> dict[str, PartitionSpec | None]:
-    listed, _ = jax.tree_util.tree_flatten_with_path(entry, is_leaf=_is_spec)
-    found: dict[str, PartitionSpec | None] = {}
-    for path, spec in listed:
-        keys = [_key(k) for k in path]
-        found["/".join(k for k in keys if k not in ("", "value"))] = spec
-    return found
+def _check_paths(paths: Sequence[str], argument: Any, name: str) -> None:
+    opened = open_tree(argument, refs=nnx.graphlib.RefMap())
+    there = [opened.path(place) for place in take_arrays(opened)[2]]
+    for path in paths:
+        if path not in there:
+            close = difflib.get_close_matches(path, there, n=1, cutoff=0.0)
+            nearest = f"the nearest of its paths is {close[0]!r}" if close else "it holds none"
+            raise InputError(f"specs of {name} name {path!r}, where it has no array; {nearest}.")
+
+
+def _without_values(path: Sequence[Any]) -> list[Any]:
+    """A key path without the steps from a Variable into its value; a module may have an attribute of that name."""
+    attribute = jax.tree_util.GetAttrKey
+    return [
+        key
+        for key, inner in zip(path, [*path[1:], None], strict=True)
+        if not (isinstance(key, attribute) and key.name == "value" and not isinstance(inner, attribute))
+    ]
 
 
 def _is_spec(value: Any) -> bool:

@@ -23,7 +23,7 @@ from rematplan.captured import captured, explain
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.lift import LeafInfo, Lifted, Program, lift
 from rematplan.materialize import random_array
-from rematplan.sharding import abstract_mesh, in_mesh, mesh_of, placed, spec_of
+from rematplan.sharding import abstract_mesh, in_mesh, layout_of, mesh_of, placed
 from rematplan.step import PureLoss, StepFunction
 from rematplan.units import format_bytes, format_count
 
@@ -95,7 +95,7 @@ class Workload:
         if len(specs) > len(args):
             raise InputError(f"specs= has {len(specs)} entries, but there are {len(args)} positional arguments.")
         self.mesh = None if mesh is None else abstract_mesh(mesh)
-        self._specs = [spec_of(s, a, f"argument {n}") for n, (s, a) in enumerate(zip(specs, args, strict=False))]
+        self._layouts = [layout_of(s, a, f"argument {n}") for n, (s, a) in enumerate(zip(specs, args, strict=False))]
         _check_call(step(loss_fn) if step is not None else loss_fn, args, kwargs)
         names = captured(loss_fn)
         if names:
@@ -188,7 +188,7 @@ class Workload:
         # what a partial or a method binds comes first
         bound = len(opened.program.signature.arguments) - len(self.args) - len(self.kwargs)
         infos = [_shifted(info, bound) for info in shapes.info]
-        return shapes.abstract(placed(shapes.leaves, infos, self.mesh, self._specs))
+        return shapes.abstract(placed(shapes.leaves, infos, self.mesh, self._layouts))
 
     def _open(self) -> Lifted:
         """The call of the loss, or of the user's step, with the arrays that there are."""

@@ -78,6 +78,58 @@ def test_specs_by_path_and_by_tree():
         assert held == {"bias": P("b"), "kernel": P(None, "b"), "batch/x": P("a")}
 
 
+def specs_like(module):
+    """Its state with a spec for each matrix."""
+    return jax.tree.map(lambda leaf: P("a") if len(leaf.shape) > 1 else None, nnx.state(module))
+
+
+def test_specs_of_modules_whose_attributes_are_called_value():
+    model = nnx.eval_shape(lambda: nnx.MultiHeadAttention(4, 16, decode=False, rngs=nnx.Rngs(0)))
+    x = jax.ShapeDtypeStruct((2, 8, 16), jnp.float32)
+    work = rp.Workload(lambda m, x: m(x).sum(), model, x, mesh={"a": 2}, specs=[specs_like(model)])
+    held = {i.path: leaf.sharding.spec for i, leaf in zip(work.lift().info, work.lift().leaves, strict=True)}
+    matrices = [path for path in held if path.endswith("kernel")]
+    assert {path.partition("/")[0] for path in matrices} == {"query", "key", "value", "out"}
+    assert all(held[path] == P("a") for path in matrices)
+
+
+def test_specs_of_a_module_after_the_first():
+    def make():
+        model = nnx.Linear(16, 32, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    def make_step(loss_fn):
+        def step(model, optimizer, x):
+            value, gradients = nnx.value_and_grad(loss_fn)(model, x)
+            optimizer.update(model, gradients)
+            return value
+
+        return step
+
+    model, optimizer = nnx.eval_shape(make)
+    x = jax.ShapeDtypeStruct((64, 16), jnp.float32)
+    specs = [specs_like(model), specs_like(optimizer), P("a")]
+    work = rp.Workload(lambda m, x: (m(x) ** 2).mean(), model, optimizer, x, step=make_step, mesh={"a": 8}, specs=specs)
+    step = work.step(None)
+    moments = [leaf for leaf in step.leaves if leaf.shape == (16, 32)]
+    assert len(moments) == 3
+    assert all(leaf.sharding.spec == P("a") for leaf in moments)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ({"kernal": P("a")}, r"argument 0 name 'kernal', where it has no array; the nearest of its paths is 'kernel'"),
+        ({"kernel": P("a"), "norm": {"scale": P("a")}}, "name 'norm/scale'"),
+    ],
+)
+def test_specs_of_what_there_is_not(entry, said):
+    model = nnx.eval_shape(lambda: nnx.Linear(16, 32, rngs=nnx.Rngs(0)))
+    x = jax.ShapeDtypeStruct((64, 16), jnp.float32)
+    with pytest.raises(InputError, match=said):
+        rp.Workload(lambda m, x: m(x).sum(), model, x, mesh={"a": 2}, specs=[entry])
+
+
 def test_arrays_carry_their_mesh():
     mesh = Mesh(np.array(jax.devices("cpu")[:1] * 1).reshape(1, 1), ("a", "b"))
     one = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("a")))
