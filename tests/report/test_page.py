@@ -219,6 +219,61 @@ def test_without_times_what_fits_is_shown_and_else_the_smallest():
     assert "Nothing fits" in html_document(replace(run, record={**run.record, "budget_bytes": 1 << 20}))
 
 
+REFUSED = {"limit_bytes": None, "fits_limit": False, "required_bytes": 40 << 30, "source": "probed"}
+ROOFLINE = {"sources": {"seconds": "roofline"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "best", "said"),
+    [
+        # refused by the chip's compiler, and faster by another clock
+        ({"plain": {**REFUSED, **ROOFLINE, "seconds": 0.5}}, "dots", "that fits tpu-v5e is dots"),
+        # the same by the compiler's own clock, and where a compiler refuses nothing and the chip has no such memory
+        ({"plain": {**REFUSED, "seconds": 0.5}}, "dots", "that fits tpu-v5e is dots"),
+        ({"plain": {"required_bytes": 40 << 30, "seconds": 0.5}}, "dots", "that fits tpu-v5e is dots"),
+        # it fits, but its time comes from elsewhere: all other times are of one clock
+        ({"plain": {**ROOFLINE, "seconds": 0.5}}, "dots", "is dots"),
+        ({"plain": {"seconds": 0.5}}, "plain", "The fastest configuration is plain"),
+        ({"plain": REFUSED, "dots": REFUSED, "whole": REFUSED}, "", "Nothing fits tpu-v5e: "),
+        (
+            {"plain": {"seconds": None}, "dots": {"seconds": None}, "whole": {"seconds": None}},
+            "",
+            "The smallest config",
+        ),
+    ],
+)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_without_a_budget_the_fastest_is_one_that_the_chip_can_run_and_of_one_clock(changes, best, said, reverse):
+    record = dict(runs.comparison().record)
+    made = {"plain": 1.5, "dots": 0.9, "whole": 1.2}
+    rows = [{**row, "seconds": made[row["name"]]} for row in record["rows"] if row["name"] in made]
+    rows = [{**row, **changes.get(row["name"], {})} for row in (reversed(rows) if reverse else rows)]
+    found = choices("compare", {**record, "rows": rows, "budget_bytes": None})
+    shown = found.items[found.default]
+    assert shown.name == best or not best
+    answers = verdict({**record, "rows": rows}, found)
+    assert said in answers.sentence
+    by_hand = found.best_by_hand()
+    assert by_hand is None or fits(by_hand.figures, 15 << 30)
+    assert ("not compared with times" in answers.sentence) == ("seconds" in changes["plain"] and said == "is dots")
+
+
+def test_what_the_compiler_refused_fits_no_smaller_budget_either():
+    refused = {"required_bytes": 600, "fits_limit": False}
+    assert not fits({**refused, "limit_bytes": None}, 700)
+    assert not fits({**refused, "limit_bytes": 800}, 700)
+    assert fits({**refused, "limit_bytes": 500}, 700)
+    assert not fits({**refused, "limit_bytes": None}, None)
+    assert fits({"required_bytes": 600}, None)
+
+
+def test_a_measurement_that_the_chip_refused_says_so():
+    refused = {**runs.figures(3).to_json(), **REFUSED}
+    for limit, name in ((None, "tpu-v5e"), (1 << 30, "1.00 GiB")):
+        record = {**refused, "limit_bytes": limit}
+        assert verdict(record, choices("measure", record)).sentence.endswith(f"does not fit {name}.")
+
+
 def test_what_was_measured_under_a_plan_is_not_called_hand_written():
     run = runs.run("measure", runs.figures(3).to_json())
     page = visible(html_document(run))

@@ -6,13 +6,15 @@ the order in which they are shown. The HTML report, the notebook display and the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from rematplan.report.figures import fits, same_clock, time_or_dash
+from rematplan.report.figures import fits, same_clock, seconds_source, time_or_dash
 from rematplan.report.summary import NOT_CHECKPOINTING
+from rematplan.target.chips import chips
 from rematplan.units import format_bytes
 
 Record = Mapping[str, Any]
@@ -77,24 +79,32 @@ class Choices:
         """No checkpointing, if it was measured."""
         return next((c for c in self.items if c.name == "plain"), None)
 
-    def best_by_hand(self, limit_bytes: int | None) -> Choice | None:
+    def fitting(self) -> tuple[Choice, ...]:
+        """Those that keep the budget; without one, those that the chip has room for, as far as that is known."""
+        limit = memory_bytes(self.target) if self.budget_bytes is None else self.budget_bytes
+        return tuple(c for c in self.items if fits(c.figures, limit))
+
+    def best_by_hand(self) -> Choice | None:
         """The fastest hand-written checkpointing that fits; None if none does or times cannot be compared."""
         shown = self.items[self.default].figures
-        fitting = [
+        by_hand = [
             c
-            for c in self.items
-            if c.kind is ChoiceKind.HAND_WRITTEN
-            and c.name not in NOT_CHECKPOINTING
-            and same_clock(c.figures, shown)
-            and (limit_bytes is None or fits(c.figures, limit_bytes))
+            for c in self.fitting()
+            if c.kind is ChoiceKind.HAND_WRITTEN and c.name not in NOT_CHECKPOINTING and same_clock(c.figures, shown)
         ]
-        return min(fitting, key=lambda c: c.figures["seconds"], default=None)
+        return min(by_hand, key=lambda c: c.figures["seconds"], default=None)
 
 
 def choices(verb: str, record: Record) -> Choices | None:
     """The configurations of a record; None for records of verbs that measure none."""
     made = _MAKERS.get(verb)
     return made(record) if made else None
+
+
+def memory_bytes(target: str) -> int | None:
+    """What the compiler of a target lets a program have on one device; None where the list of chips does not say."""
+    chip = chips().get(target.partition(":")[0])
+    return None if chip is None else chip.compiler_memory_bytes or None
 
 
 def row_texts(found: Choices, choice: Choice) -> dict[str, Any]:
@@ -136,13 +146,20 @@ def _of_frontier(record: Record) -> Choices:
 
 
 def _of_comparison(record: Record) -> Choices:
-    items, budget = _rows(record["rows"]), record["budget_bytes"]
-    fitting = [c for c in items if budget is None or fits(c.figures, budget)]
-    timed = [c for c in fitting if c.figures.get("seconds") is not None]
+    items = _rows(record["rows"])
+    found = Choices(items, 0, None, record["target"], record["budget_bytes"], record.get("model"))
+    fitting = found.fitting()
     smallest = min(fitting or items, key=lambda c: c.figures["required_bytes"])
-    best = min(timed, key=lambda c: c.figures["seconds"], default=smallest)
+    best = min(_of_one_clock(fitting), key=lambda c: c.figures["seconds"], default=smallest)
     default = items.index(best)
-    return Choices(items, default, _other(items, default), record["target"], budget, record.get("model"))
+    return replace(found, default=default, compared=_other(items, default))
+
+
+def _of_one_clock(fitting: Sequence[Choice]) -> list[Choice]:
+    """Those whose times may be compared: by the clock that timed most of them, and of two the one of the first."""
+    timed = [c for c in fitting if c.figures.get("seconds")]
+    clocks = Counter(seconds_source(c.figures) for c in timed)
+    return [c for c in timed if seconds_source(c.figures) == clocks.most_common(1)[0][0]]
 
 
 def _of_measurement(record: Record) -> Choices:

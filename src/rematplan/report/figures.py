@@ -255,11 +255,19 @@ def same_clock(record: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return bool(record.get("seconds") and other.get("seconds") and seconds_source(record) == seconds_source(other))
 
 
-def fits(record: Mapping[str, Any], budget_bytes: int) -> bool:
-    """Whether a measured configuration fits: by the compiler's word where it was asked, else by what it requires."""
-    if record.get("limit_bytes") == budget_bytes and record.get("fits_limit") is not None:
-        return bool(record["fits_limit"])
-    return record["required_bytes"] <= budget_bytes
+def fits(record: Mapping[str, Any], budget_bytes: int | None) -> bool:
+    """Whether a measured configuration fits: by the compiler's word where it was asked, else by what it requires.
+
+    Args:
+      budget_bytes: None where no limit is known; then everything fits that the compiler did not refuse.
+    """
+    limit, said = record.get("limit_bytes"), record.get("fits_limit")
+    if said is not None and limit == budget_bytes:
+        return bool(said)
+    # what was refused under a limit is refused under a smaller one; without one, the limit was all that the chip has
+    if said is False and (limit is None or budget_bytes is None or limit >= budget_bytes):
+        return False
+    return budget_bytes is None or record["required_bytes"] <= budget_bytes
 
 
 def at_stake(finding: Mapping[str, Any]) -> list[str]:

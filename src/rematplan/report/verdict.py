@@ -54,13 +54,29 @@ def _sentence(found: Choices, shown: Choice) -> str:
         was_asked = found.budget_bytes is not None
         name = "The plan" if was_asked else "The smallest plan"
         return what_was_won(shown.figures, rows, budget_bytes=limit, name=name, was_asked=was_asked)
-    needs = format_bytes(shown.figures["required_bytes"])
-    if found.budget_bytes is not None and not fits(shown.figures, found.budget_bytes):
-        return f"Nothing fits {format_bytes(found.budget_bytes)}: {shown.name} needs {needs}."
+    needs, time = format_bytes(shown.figures["required_bytes"]), shown.figures.get("seconds")
+    fitting = found.fitting()
+    limit = found.target if found.budget_bytes is None else format_bytes(found.budget_bytes)
+    if shown.kind is ChoiceKind.MEASURED:
+        return f"One step needs {needs} and {_takes(time) if shown in fitting else f'does not fit {limit}'}."
+    if shown not in fitting:
+        return f"Nothing fits {limit}: {shown.name} needs {needs}."
     if len(found.items) == 1:
-        return f"One step needs {needs} and takes {time_or_dash(shown.figures.get('seconds'))}."
-    within = f" within {format_bytes(found.budget_bytes)}" if found.budget_bytes is not None else ""
-    return f"The fastest configuration{within} is {shown.name}: it needs {needs}."
+        return f"One step needs {needs} and {_takes(time)}."
+    which = "fastest" if time is not None else "smallest"
+    within = f" within {limit}" if found.budget_bytes is not None else ""
+    within = f" that fits {limit}" if not within and len(fitting) < len(found.items) else within
+    apart = dict.fromkeys(
+        seconds_source(c.figures)
+        for c in fitting
+        if c.figures.get("seconds") is not None and not same_clock(c.figures, shown.figures)
+    )
+    not_compared = f" It is not compared with times from {' or '.join(apart)}." if apart else ""
+    return f"The {which} configuration{within} is {shown.name}: it needs {needs}.{not_compared}"
+
+
+def _takes(seconds: float | None) -> str:
+    return f"takes {time_or_dash(seconds)}"
 
 
 def _lines(record: Record, found: Choices, shown: Choice) -> Iterator[Line]:
@@ -103,7 +119,7 @@ def _lines(record: Record, found: Choices, shown: Choice) -> Iterator[Line]:
         yield Line("Time of one step", format_seconds(figures["seconds"]), seconds_source(figures))
     yield from _fastest(found, shown)
     yield from _predicted(record, figures)
-    best = found.best_by_hand(found.budget_bytes)
+    best = found.best_by_hand()
     if best is not None and best is not shown:
         yield Line(
             "Against the best hand-written checkpointing" + (" that fits" if found.budget_bytes is not None else ""),
