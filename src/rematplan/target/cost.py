@@ -3,6 +3,7 @@
 Comes in: a parsed, scheduled HLO module and a chip. Goes out: totals in which loops count as often as they run, and one
 `InstructionCost` for each kind of instruction. The roofline of an instruction is the larger of its operations by the
 chip's rates and its bytes in HBM by the chip's bandwidth; only the touched part of sliced and updated operands counts.
+A user's kernels, of which the compiler estimates no cycles, take those of their roofline.
 
     cost = program_cost(parse(text), chip)
     cost.flops, cost.roofline_seconds, cost.instructions
@@ -18,6 +19,7 @@ from rematplan.target.collectives import Clock
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter, Operations
 from rematplan.target.hlo import HBM, HOST, Computation, Instruction, Module, executions
+from rematplan.target.kernels import kernels_in
 from rematplan.target.measurement import CollectiveUse, InstructionCost, ModuleTime
 from rematplan.target.provenance import Pass, Provenance, pass_of
 from rematplan.target.work import Work, WorkCounter
@@ -36,6 +38,7 @@ class ProgramCost:
       modules: seconds by module and pass: from cycles where there are any, else of the roofline.
       collectives: by kind and pass.
       waiting_seconds: in which nothing is computed, because a collective is waited for; part of neither of the others.
+      unpriced_kernels: scheduled kernels whose cycles, where there are any, are those of their roofline.
     """
 
     flops: float
@@ -47,6 +50,7 @@ class ProgramCost:
     modules: tuple[ModuleTime, ...] = ()
     collectives: tuple[CollectiveUse, ...] = ()
     waiting_seconds: float = 0.0
+    unpriced_kernels: int = 0
 
 
 def program_cost(module: Module, chip: Chip) -> ProgramCost:
@@ -54,7 +58,8 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
     counter, traffic, fingerprinter = OperationCounter(module), _Traffic(module), Fingerprinter(module)
     flops = bytes_accessed = seconds = 0.0
     to_host = from_host = 0.0
-    cycles, any_cycles = 0, False
+    any_cycles = _has_cycles(module)
+    cycles = kernels = 0
     works = WorkCounter(module, chip)
     counts: dict[tuple[str, int | None], int] = {}
     kinds: dict[tuple[str, int | None], tuple[float, Work]] = {}
@@ -75,15 +80,16 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         operations = counter.operations(instruction)
         roofline = _roofline(operations, hbm_bytes, chip)
         estimated = instruction.cycles
+        if estimated is None and kernels_in(instruction, module):
+            kernels += 1
+            estimated = round(roofline * chip.clock_hz) if any_cycles else None
         passed = clock.passes(instruction, times, roofline if estimated is None else estimated / chip.clock_hz)
         shares.wait(passed.cause, times * passed.waited)
         if passed.only_communicates:
             continue
         flops += times * (sum(operations[0].values()) + operations[1])
         seconds += times * roofline
-        if estimated is not None:
-            any_cycles = True
-            cycles += times * estimated
+        cycles += times * (estimated or 0)
         shares.add(instruction, cycles=times * (estimated or 0), roofline_seconds=times * roofline)
         kind = (fingerprinter.fingerprint(instruction), estimated)
         counts[kind] = counts.get(kind, 0) + times
@@ -103,6 +109,7 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         shares.modules(clock_hz=chip.clock_hz if any_cycles else None),
         clock.uses(),
         clock.waited,
+        kernels,
     )
 
 
@@ -115,6 +122,15 @@ def step_seconds(computing: float, *, host_bytes: float, waiting: float, chip: C
     """
     copying = host_bytes / chip.host_bandwidth if chip.host_bandwidth else 0.0
     return max(computing, copying) + waiting
+
+
+def _has_cycles(module: Module) -> bool:
+    """Whether the compiler estimated cycles of anything that is computed."""
+    return any(
+        instruction.cycles is not None
+        for instruction, _ in executions(module)
+        if instruction.opcode not in FREE and not instruction.opcode.endswith(("-start", "-done"))
+    )
 
 
 def _roofline(operations: Operations, hbm_bytes: float, chip: Chip) -> float:
@@ -172,6 +188,9 @@ class _Traffic:
             return 0.0
         if instruction.opcode.endswith("-start"):
             return float(_copied_bytes(instruction))
+        kernels = kernels_in(instruction, self._module)
+        if kernels and all(kernel.bytes_accessed for kernel in kernels):
+            return sum(kernel.bytes_accessed for kernel in kernels)
         if instruction.opcode == "fusion" and instruction.called:
             fused = self._module.computations.get(instruction.called[0])
             if fused is not None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rematplan.target.cache import Cache
+from rematplan.target.fingerprint import UNPRICED
 from rematplan.target.measurement import InstructionCost
 from rematplan.target.target import Target, compiler_versions
 
@@ -46,7 +47,6 @@ _PRIOR = (
 _NEIGHBOURS = 5
 _REACH = 0.15
 _AS_PRICED = 0.3
-_SHARED = "~"  # ends the fingerprint of a price that is a share of what a whole program took beyond what is known
 _NOTHING = 100.0  # cycles; prices far below are alike
 
 
@@ -88,7 +88,7 @@ class CycleTable:
         known = 0.0
         strange: list[InstructionCost] = []
         for cost in costs:
-            entry = self._entries.get(cost.fingerprint) or self._entries.get(cost.fingerprint + _SHARED)
+            entry = self._entries.get(cost.fingerprint) or self._entries.get(cost.fingerprint + UNPRICED)
             if entry is not None:
                 known += cost.count * entry.cycles
             else:
@@ -111,7 +111,7 @@ class CycleTable:
         shares = _shares([cost.work for cost in costs])
         cycles = shares.sum(axis=1)
         if self._met is None:
-            entries = [e for k, e in self._entries.items() if e.cycles > 0 and not k.endswith(_SHARED)]
+            entries = [e for k, e in self._entries.items() if e.cycles > 0 and not k.endswith(UNPRICED)]
             met = _shares([entry.work for entry in entries])
             beyond = np.log(np.array([entry.cycles for entry in entries])) - np.log(met.sum(axis=1))
             self._met = np.log1p(met / _NOTHING), beyond
@@ -198,7 +198,7 @@ def only_probed(probed: Iterable[InstructionCost], compiled: Iterable[Instructio
     priced = [float(sum(row)) for row in _shares([cost.work for cost in strange])]
     scale = left / max(sum(cost.count * price for cost, price in zip(strange, priced, strict=True)), 1.0)
     return [
-        replace(cost, fingerprint=cost.fingerprint + _SHARED, count=0, cycles=round(scale * price))
+        replace(cost, fingerprint=cost.fingerprint + UNPRICED, count=0, cycles=round(scale * price))
         for cost, price in zip(strange, priced, strict=True)
     ]
 

@@ -2,7 +2,7 @@
 
 Comes in: instructions of a parsed HLO module. Goes out: short hashes that depend on operation, shapes, layouts and
 the fused computation, not on names, metadata, back-end configuration or the order in which independent lines are
-written.
+written. Of a user's kernel, what it says that it costs counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import hashlib
 import re
 
 from rematplan.target.hlo import Instruction, Module
+from rematplan.target.kernels import kernels_in
 
+# Ends the fingerprint of a price that no compiler gave: a user's kernel, a share of what a program took beyond what is known
+UNPRICED = "~"
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 _CALLED_NAME = re.compile(r"(calls|to_apply|body|condition)=%?[\w.\-]+")
 _SPACE = re.compile(r":?S\(\d+\)")
@@ -29,7 +32,10 @@ class Fingerprinter:
         """Hash of an instruction; the memory spaces of its operands and results count."""
         shapes = [self._instructions[n].shape for n in instruction.operands if n in self._instructions]
         called = [self._computation(n) for n in instruction.called]
-        return _hash([instruction.opcode, _own_attributes(instruction), *called, instruction.shape, *shapes])
+        parts = [instruction.opcode, _own_attributes(instruction), *called, instruction.shape, *shapes]
+        # Kernels differ in back-end configuration only, most of which says from where they were called.
+        kernels = kernels_in(instruction, self._module)
+        return _hash([*parts, *map(repr, kernels)]) + (UNPRICED if kernels else "")
 
     def _computation(self, name: str) -> str:
         """Hash of what a computation computes, from its root down, memory spaces left out."""

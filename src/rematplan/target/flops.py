@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from rematplan.target.hlo import Instruction, Leaf, Module, dtype_bits
+from rematplan.target.kernels import kernel_estimate
 
 # no arithmetic of their own
 FREE = frozenset(
@@ -59,6 +60,9 @@ class OperationCounter:
         opcode = instruction.opcode
         if opcode in ("fusion", "call", "async-start"):
             return _sum(self._computation(name) for name in instruction.called)
+        kernel = kernel_estimate(instruction)
+        if kernel is not None:  # what is worth a kernel of one's own is products in bfloat16, as a rule
+            return ({"bf16": kernel.flops} if kernel.flops else {}), 0.0
         product = self._product(instruction)
         if product is not None:
             return product, 0.0

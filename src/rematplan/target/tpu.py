@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rematplan.target.chips import Chip
-from rematplan.target.cost import program_cost, step_seconds
+from rematplan.target.cost import ProgramCost, program_cost, step_seconds
 from rematplan.target.cycles import only_probed
 from rematplan.target.dumps import read_dump, scheduled_text
 from rematplan.target.fingerprint import Fingerprinter
@@ -149,6 +149,7 @@ def _measurement(
         timeline=timeline,
         modules=cost.modules,
         costs=cost.instructions,
+        warnings=_about_kernels(cost),
     )
 
 
@@ -203,7 +204,19 @@ def _compiled(
         timeline=timeline,
         modules=cost.modules,
         costs=(*cost.instructions, *only_probed(probe.costs, cost.instructions)),
+        warnings=_about_kernels(cost),
     )
+
+
+def _about_kernels(cost: ProgramCost) -> tuple[str, ...]:
+    count = cost.unpriced_kernels
+    if not count:
+        return ()
+    many = "1 kernel has no estimate" if count == 1 else f"{count} kernels have no estimate"
+    priced = (
+        "it is priced by its cost_estimate or its" if count == 1 else "they are priced by their cost_estimate or their"
+    )
+    return (f"{many} of cycles from the compiler: {priced} traffic",)
 
 
 def _refused(probe: Measurement, error: Exception, limit_bytes: int | None) -> Measurement:
