@@ -7,6 +7,7 @@ back. Compiles nothing.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,11 +75,12 @@ def inspect(work: Workload, *, policy: str | None = None, plan: Plan | str | Pat
 
 
 def residuals_of(traced: Traced, configuration: Configuration) -> tuple[Saved, ...]:
-    """What the backward pass of a configured program holds."""
+    """What the backward pass of a configured program holds; the bytes are those of one device."""
     marked = stamped(traced)
     function = apply.configured(marked, with_all_loops(marked, configuration))
     leaves = [shape_of(traced.avals[i]) for i in traced.graph.inputs]
-    return saved.residuals(function, leaves, traced.differentiated)
+    whole = saved.residuals(function, leaves, traced.differentiated)
+    return tuple(replace(s, bytes=math.ceil(s.bytes / _parts(traced.graph, s))) for s in whole)
 
 
 def _findings(traced: Traced, configuration: Configuration, found: tuple[Saved, ...]) -> tuple[Finding, ...]:
@@ -97,7 +99,7 @@ def _findings(traced: Traced, configuration: Configuration, found: tuple[Saved, 
 
 
 def computed_bytes(found: tuple[Saved, ...]) -> int:
-    """Bytes of what the function computed, without its arguments and constants."""
+    """Bytes of what the function computed, without its arguments and constants; on one device, as `residuals_of` says."""
     return sum(s.bytes for s in found if s.origin is Origin.COMPUTED)
 
 
@@ -107,11 +109,10 @@ def _residual(traced: Traced, saved: Saved) -> Residual:
         argument = traced.graph.values[traced.graph.inputs[saved.argument]] if is_argument else None
         name = argument.name if argument is not None else ""
         module = name.rpartition("/")[0]
-        size = saved.bytes if argument is None else math.ceil(saved.bytes / argument.parts)
-        return Residual(size, saved.shape, saved.dtype, module, saved.origin.value, "", name)
+        return Residual(saved.bytes, saved.shape, saved.dtype, module, saved.origin.value, "", name)
     graph, operation = _find(traced.graph, saved.operation)
     return Residual(
-        bytes=_on_one_device(graph, operation, saved),
+        bytes=saved.bytes,
         shape=saved.shape,
         dtype=saved.dtype,
         module=saved.module or (operation.module if operation else ""),
@@ -121,11 +122,16 @@ def _residual(traced: Traced, saved: Saved) -> Residual:
     )
 
 
-def _on_one_device(graph: Graph, operation: Operation | None, saved: Saved) -> int:
-    """Bytes of what an operation computed, which devices split as they split the result of that shape, or the first."""
+def _parts(graph: Graph, saved: Saved) -> int:
+    """Into how many parts devices split an array: what an operation computed as its result of that shape, or its first."""
+    if saved.origin is Origin.ARGUMENT:
+        return graph.values[graph.inputs[saved.argument]].parts
+    if saved.origin is Origin.CONSTANT:
+        return 1
+    graph, operation = _find(graph, saved.operation)
     results = [graph.values[v] for v in operation.outputs] if operation is not None else []
     of_shape = [v for v in results if v.shape == saved.shape] or results[:1]
-    return math.ceil(saved.bytes / of_shape[0].parts) if of_shape else saved.bytes
+    return of_shape[0].parts if of_shape else 1
 
 
 def _find(graph: Graph, path: OperationPath) -> tuple[Graph, Operation | None]:

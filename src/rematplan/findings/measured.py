@@ -38,7 +38,7 @@ def of_rows(rows: Sequence[Row], *, residual_bytes: int) -> tuple[Finding, ...]:
     """What the figures of hand-written configurations say beside each other.
 
     Args:
-      residual_bytes: what the program without checkpointing computes and keeps, summed up.
+      residual_bytes: what the program without checkpointing computes and keeps on one device, summed up.
     """
     by_name = {row.name: row.measurement for row in rows}
     plain, own = by_name.get("plain"), by_name.get("compiler")
