@@ -115,3 +115,27 @@ def test_inputs_are_parameters_where_they_are_differentiated() -> None:
     kinds = {graph.values[i].name: graph.values[i].kind for i in graph.inputs}
     assert kinds["layers/0/kernel"] is ValueKind.PARAMETER
     assert ValueKind.INPUT in kinds.values()
+
+
+def test_the_fingerprint_is_the_same_each_time_with_many_different_regions() -> None:
+    """Regions of an open jaxpr are wrapped anew for each equation: what tells them apart must outlive the wrapping."""
+
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        for i in range(12):
+            body = (lambda y: y + jnp.tanh(y @ w)) if i % 2 else (lambda y: y * jax.nn.sigmoid(y) @ w)
+            x = jax.checkpoint(body)(x)
+        return (x**2).sum()
+
+    leaves = jnp.ones((8, 8)), jnp.ones((4, 8))
+    kept, fingerprints = [], set()
+    for round_ in range(20):
+        kept.append([object() for _ in range(37 * round_)])  # memory is laid out differently each time
+        fingerprints.add(trace(loss, leaves, differentiated=(0,)).graph.fingerprint)
+    assert len(fingerprints) == 1
+    regions = [op.subprogram for op in trace(loss, leaves, differentiated=(0,)).graph.operations if op.subprogram]
+    bodies = [[op.primitive for op in region.graph.operations] for region in regions if region.kind is Nesting.REGION]
+    assert len(bodies) == 12
+    assert bodies[0::2] == [bodies[0]] * 6
+    assert bodies[1::2] == [bodies[1]] * 6
+    assert "tanh" in bodies[1]
+    assert "tanh" not in bodies[0]

@@ -344,12 +344,13 @@ def _subprogram(eqn: Any, cache: dict[Any, Any], detail: Detail) -> tuple[Subpro
     if not nested:
         return None, None
     kind = NESTINGS.get(eqn.primitive.name, Nesting.OPAQUE if region_body(eqn) is None else Nesting.REGION)
-    key = ("body", *(id(j) for j in nested))
+    # The programs themselves, which stay alive in the cache: some are wrapped anew for each equation, and the id of one that
+    # is gone is soon another's.
+    key = ("body", *(j.jaxpr for j in nested), *(id(c) for j in nested for c in j.consts))
     if key not in cache:
-        body = nested[0]
         # whether a nested input is differentiated is decided by residuals.py, which knows what is active outside
-        cache[key] = trace_jaxpr(body, differentiated=(), detail=detail)
-    body = cache[key]
+        cache[key] = nested, trace_jaxpr(nested[0], differentiated=(), detail=detail)
+    _, body = cache[key]
     if kind is not Nesting.LOOP:
         return Subprogram(kind, body.graph), None
     constants, carries = _jax_private.scan_sizes(eqn.params)
@@ -372,7 +373,7 @@ def signature(eqn: Any, cache: dict[Any, Any]) -> str:
         if key in _RULES or (callable(value) and not hasattr(value, "eqns")):
             continue
         if isinstance(value, (jex.ClosedJaxpr, jex.Jaxpr)):
-            memo = ("text", id(value))
+            memo = ("text", value)
             if memo not in cache:
                 cache[memo] = hashlib.sha256(str(value).encode()).hexdigest()[:16]
             parts.append(f"{key}={cache[memo]}")
