@@ -95,7 +95,7 @@ def verify(
         say(f"computing both, {chosen.text}")
         with chosen.devices():
             function = apply.planned(chosen.lifted, loaded)
-            numbers = agreement.compare(chosen.lifted, function, work.differentiated, tolerance=tolerance)
+            numbers = agreement.compare(chosen.lifted, function, work.differentiated, tolerance=tolerance, dtype=dtype)
     differences = (
         *(f"structure: {text}." for text in changed),
         *(f"recomputation: {mismatch}." for mismatch in mismatches),

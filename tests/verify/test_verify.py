@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ import rematplan as rp
 from rematplan import agreement, apply, policies, shrink
 from rematplan._plan import Plan, describe
 from rematplan.errors import InputError, PlanMismatch
+from rematplan.lift import lift
 from rematplan.program import evaluate
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
@@ -267,3 +269,60 @@ def test_the_loss_inside_the_users_own_step():
     assert record.passed
     assert record.size == "full"
     assert record.gradients_max_error == pytest.approx(0.0, abs=1e-6)
+
+
+def small_beside_large(b_gradient):
+    """A loss whose gradient for `b` is a thousandth of the largest, or what `b_gradient` makes of it."""
+
+    @jax.custom_vjp
+    def passed_on(b):
+        return b
+
+    passed_on.defvjp(lambda b: (b, None), lambda _, g: (b_gradient(g),))
+
+    def loss(parameters, x):
+        w, b = parameters
+        return (x @ w).sum() + 1e-3 * passed_on(b).sum()
+
+    return loss
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("wrong", [jnp.zeros_like, jnp.negative, lambda g: 1.5 * g], ids=["stopped", "sign", "scaled"])
+def test_a_wrong_gradient_that_is_small_beside_others_is_found(dtype, wrong):
+    parameters = (jnp.ones((64, 8), dtype), jnp.ones((8,), dtype))
+    x = jnp.ones((16, 64), dtype)
+    right = lift(small_beside_large(lambda g: g), (parameters, x), {})
+    planned = lift(small_beside_large(wrong), (parameters, x), {})
+    _, tolerance = agreement.tolerance_of([dtype])
+    compared = partial(agreement.compare, right, differentiated=(0, 1), tolerance=tolerance, dtype=dtype)
+    assert not compared(right.pure).differences
+    found = compared(planned.pure)
+    assert [text.partition(" differs")[0] for text in found.differences] == ["gradient parameters/1"]
+    assert found.gradients_max_error > tolerance
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_gradient_that_is_rounding_noise_may_differ(dtype):
+    """Of a bias before a normalization the gradient is zero but for rounding; another order of a sum changes all of it."""
+
+    def loss(order):
+        def function(parameters, x):
+            w, b = parameters
+            y = (x @ w)[order] + b
+            y = y - y.mean(axis=0)
+            weights = jnp.sin(jnp.arange(y.size).reshape(y.shape))[order].astype(y.dtype)
+            return (y**2 * weights).sum()
+
+        return function
+
+    key = jax.random.key(0)
+    parameters = (jax.random.normal(key, (64, 8), dtype), jnp.ones((8,), dtype))
+    x = 8 * jax.random.normal(key, (32, 64), dtype)
+    losses = loss(jnp.arange(32)), loss(jnp.arange(32)[::-1])
+    one, two = (lift(each, (parameters, x), {}) for each in losses)
+    gradients = [jax.jit(jax.grad(each))(parameters, x)[1].astype(jnp.float32) for each in losses]
+    assert jnp.abs(gradients[0] - gradients[1]).max() > 0.1 * jnp.abs(gradients[0]).max()
+    _, tolerance = agreement.tolerance_of([dtype])
+    found = agreement.compare(one, two.pure, (0, 1), tolerance=tolerance, dtype=dtype)
+    assert not [text for text in found.differences if "parameters/1" in text]
