@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+
+from rematplan.errors import CompilerError
+from rematplan.target import compiler, tpu
+from rematplan.target.cache import Cache
+from rematplan.target.chips import chips
+from rematplan.target.compiler import lower
+from rematplan.target.target import resolve
 from rematplan.target.tpu import used_bytes
+from tests.target.hlo_texts import CHAIN
 
 MIB, GIB = 1 << 20, 1 << 30
 ONE_DEVICE = (
@@ -14,6 +26,21 @@ SEVERAL = (
     "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO "
     "temporaries (732.51M) exceeds available HBM (717.00M). HLO module: jit_step."
 )
+NO_MEMORY_NAMED = "RESOURCE_EXHAUSTED: Ran out of memory on the device."
+# of kernels that take more than a core has
+WINDOWS = (
+    "RESOURCE_EXHAUSTED: Allocation (size=268435456) would exceed memory (size=134217728) :: #allocation3 [shape = "
+    "'u8[268435456]{0}', space=vmem, size = 0x10000000, scoped, tag = 'input window allocation for operator input 0.']"
+)
+SCRATCH = (
+    "RESOURCE_EXHAUSTED: Allocation (size=16777216) would exceed memory (size=1048576) :: #allocation3 [shape = "
+    "'s32[4194304]{0:T(128)}', space=smem, size = 0x1000000, scoped, tag = 'scratch operand'] :: smem.1"
+)
+SCOPED = (
+    "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\nRan out of memory in memory space vmem while allocating on "
+    "stack for %k. Scoped allocation with size 32.00M and limit 16.00M exceeded scoped vmem limit by 16.00M."
+)
+OLDER = "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 32.42M of 16.00M vmem."
 
 
 @pytest.mark.parametrize(("message", "expected"), [(ONE_DEVICE, 1.245 * GIB), (SEVERAL, 732.515 * MIB)])
@@ -23,3 +50,51 @@ def test_what_would_have_been_used_is_read_and_rounded_up(message, expected):
 
 def test_a_message_without_it_says_nothing():
     assert used_bytes("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom") is None
+
+
+def measured(message, *, reported=True, full=True):
+    """What becomes of a program whose compiles all end with that message."""
+
+    def compile_(options):
+        folder = Path(options["xla_dump_to"])
+        if reported:
+            (folder / "m.memory-usage-report.txt").write_text("Memory Space: default (0)\nTotal bytes: 4194304\n")
+            (folder / "m.after_optimizations.txt").write_text(CHAIN)
+        # a probe is always told that nothing fits
+        raise RuntimeError(message if "rematplan-compile-" in folder.name else SEVERAL)
+
+    return tpu.measure(
+        compile_, target="tpu-v5e", chip=chips()["tpu-v5e"], argument_bytes=MIB, output_bytes=MIB, full=full,
+        limit_bytes=64 * MIB, own_rematerialization=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("message", [ONE_DEVICE, SEVERAL, NO_MEMORY_NAMED])
+def test_a_program_that_needs_more_hbm_does_not_fit(message):
+    assert measured(message).fits_limit is False
+
+
+@pytest.mark.parametrize("message", [WINDOWS, SCRATCH, SCOPED, OLDER, "INTERNAL: out of luck"])
+def test_a_program_that_never_compiles_is_an_error(message):
+    with pytest.raises(RuntimeError) as error:
+        measured(message)
+    assert str(error.value) == message
+
+
+def test_a_probe_that_reports_nothing_says_what_the_compiler_said():
+    with pytest.raises(RuntimeError) as error:
+        measured("", reported=False, full=False)
+    assert str(error.value) == SEVERAL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [2048, 8192])  # beyond what a kernel may take of VMEM, and beyond VMEM
+def test_a_kernel_that_takes_more_vmem_than_there_is(rows):
+    def doubled(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * 2
+
+    target = resolve("tpu-v5e")
+    whole = jax.ShapeDtypeStruct((rows, 2048), jnp.float32)
+    program = lower(lambda x: pl.pallas_call(doubled, out_shape=whole)(x), [whole], target=target)
+    with pytest.raises(CompilerError, match="vmem"):
+        compiler.measure(program, target=target, cache=Cache(None))

@@ -31,8 +31,12 @@ from rematplan.target.timeline import live_ranges
 _MIB = 1 << 20
 # no instruction is this large, so the compiler's own rematerialization finds nothing to do
 _REMATERIALIZATION_OFF = {"xla_tpu_rematerialization_min_size_in_bytes": 1 << 40}
+_REPORT = "*memory-usage-report.txt"
 _NEED = re.compile(r"Memory Space: default.*\nTotal bytes: (\d+)")
 _OUT_OF_MEMORY = ("RESOURCE_EXHAUSTED", "HLO temporaries")
+# The memory that ran out, as refusals name it. Only HBM is the program's: kernels that take more VMEM or SMEM than there is
+# never compile, however large the limit.
+_MEMORY = re.compile(r"memory space (\w+)|\bspace=(\w+)|CompileTime(\w+)Oom|out of memory on ([A-Z]+)\b")
 # Either is said of programs over several devices, whose schedules grow with the limit to hide communication, and exceed it.
 _USED = re.compile(r"Used ([\d.]+)([KMG]) of [\d.]+[KMG] hbm|required for HLO temporaries \(([\d.]+)([KMG])\)")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -105,9 +109,9 @@ def _probe(compile_: Compile, held_bytes: int) -> _Need:
         try:
             compile_(options)
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not _is_out_of_memory(error) or not any(Path(folder).glob(_REPORT)):
                 raise
-        report = read_dump(Path(folder), "*memory-usage-report.txt")
+        report = read_dump(Path(folder), _REPORT)
         text = read_dump(Path(folder), "*after_optimizations.txt")
     need = _NEED.search(report)
     if need is None:
@@ -258,4 +262,9 @@ def estimated_code_bytes(module: Module) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    return any(sign in str(error) for sign in _OUT_OF_MEMORY)
+    """Whether HBM ran out; so it is too where the compiler names no memory."""
+    text = str(error)
+    named = _MEMORY.search(text)
+    return any(sign in text for sign in _OUT_OF_MEMORY) and (
+        named is None or "hbm" in map(str.lower, filter(None, named.groups()))
+    )
