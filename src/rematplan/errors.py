@@ -24,6 +24,10 @@ class InputError(RematplanError):
     exit_code = 2
 
 
+class UserCodeError(InputError):
+    """The user's own code raised `__cause__`, which says nothing of the values that it was called with. Exit code 2."""
+
+
 class InfeasibleBudget(RematplanError):
     """No plan fits the budget. Exit code 3.
 

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rematplan.errors import InputError
+from rematplan.errors import InputError, UserCodeError
 from rematplan.program.loss import traced_loss
 from rematplan.records import SkippedValue
 from rematplan.workload import Workload
@@ -44,17 +44,19 @@ class Sweep:
 
         Raises:
           InputError: the factory does not return a workload.
-          Exception: what the factory or the loss raises at the first value that was asked for, unless it is an InputError.
+          Exception: what the factory or the loss raises that says nothing of the value: anything but an InputError and,
+            once a value was accepted, a TypeError or ValueError.
         """
         if value in self._refused:
             return None
         if value not in self._made:
-            refusable = (InputError, TypeError, ValueError) if self._made else InputError
             try:
                 made = self.factory(**self.keywords, **{self.vary: value})
                 if isinstance(made, Workload):
                     traced_loss(made)  # a loss may refuse a size, too
-            except refusable as error:
+            except (InputError, TypeError, ValueError) as error:
+                if not self._is_about_the_value(error):
+                    raise
                 self._first_error = self._first_error or error
                 self._refused[value] = SkippedValue(value, _line(error))
                 return None
@@ -74,6 +76,12 @@ class Sweep:
             f"{self.name} takes no value of {self.vary} at or right above {low}: {said} Begin the range at a value that it "
             "takes, or say of what it has to be a multiple."
         )
+
+    def _is_about_the_value(self, error: Exception) -> bool:
+        """Whether an error means that a value will not do, rather than that the code is wrong."""
+        # the command line hands on what the user's code raised with the line that it came from
+        raised = error.__cause__ if isinstance(error, UserCodeError) else error
+        return isinstance(raised, InputError) or (bool(self._made) and isinstance(raised, (TypeError, ValueError)))
 
     def _check(self) -> None:
         """Refuses keywords that the factory does not have, or that are no numbers."""

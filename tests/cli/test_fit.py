@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import jsonschema
 import pytest
 
+import rematplan as rp
 from rematplan.cli.fit import parse_prices, parse_range
 from rematplan.errors import InputError
 from rematplan.report.schemas import schema
@@ -112,6 +114,51 @@ def test_an_error_inside_the_factory_shows_the_users_own_line(cli, factory_file)
     result = cli("fit", f"{path}:make", *CPU, "--vary", "batch=1..2")
     assert result.code == 2
     assert f"{path}:3 in make: return undefined_name" in result.err
+
+
+ERRORS = {
+    "raise MemoryError('no room')": "MemoryError: no room",
+    "undefined_name": "NameError: name 'undefined_name' is not defined",
+    "{}['key']": "KeyError: 'key'",
+    "import users_missing": "ModuleNotFoundError: No module named 'users_missing'",
+    "raise RuntimeError": "RuntimeError: no message",
+    "import sys; sys.exit(3)": "called sys.exit(3)",
+}
+
+
+@pytest.mark.parametrize("first", [1, 64])
+@pytest.mark.parametrize("raised", [*ERRORS, "raise ValueError('odd')", "raise TypeError('odd')"])
+def test_only_what_is_about_a_value_leaves_it_out_and_anything_else_ends_it(cli, factory_file, tmp_path, first, raised):
+    """At the first value and at a later one, through the command line and the interface alike."""
+    marks = tmp_path / "called"
+    path = factory_file(f"""
+        import rematplan.workloads
+        def make(batch):
+            with open({str(marks)!r}, "a") as file:
+                file.write("x")
+            if {first} <= batch != 256:
+                {raised}
+            return rematplan.workloads.mlp(blocks=2, features=32, batch=batch)
+    """)
+    words = ("--target", "cpu", "--budget", "1GiB", "--vary", "batch=32..256", "--multiple-of", "32", "--json")
+    result = cli("fit", f"{path}:make", *words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        make = __import__("users_model").make
+    directly = partial(rp.fit, make, vary="batch", low=32, high=256, multiple_of=32, targets="cpu", budget="1GiB")
+    if raised not in ERRORS and first == 64:
+        skipped = [s["value"] for s in json.loads(result.out)["skipped"]]
+        assert result.code == 0 and skipped
+        assert skipped == [s.value for s in directly().skipped]
+        return
+    assert (result.code, result.out) == (2, "")
+    assert ERRORS.get(raised, "Error: odd") in result.err
+    assert f"{path}:7 in make" in result.err or "sys.exit" in raised
+    assert "Begin the range" not in result.err
+    # one failing call, after those of smaller values
+    assert len(marks.read_text()) == (1 if first == 1 else 2)
+    with pytest.raises((Exception, SystemExit)):
+        directly()
 
 
 def test_ranges():

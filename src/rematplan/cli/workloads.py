@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from rematplan.cli.userframe import users_frame
-from rematplan.errors import InputError, RematplanError
+from rematplan.errors import InputError, RematplanError, UserCodeError
 
 BUILT_IN_MODULE = "rematplan.workloads"
 BUILT_IN = ("decoder", "gpt", "mlp", "policy_mlp", "resnet", "scan_gpt", "unet", "vit")
@@ -51,7 +51,7 @@ def load_workload(name: str, sizes: Sequence[str]) -> Any:
 
 
 def load_factory(name: str) -> Callable[..., Any]:
-    """The factory; what the user's code raises in it becomes an InputError that shows the user's own line.
+    """The factory; what the user's code raises in it becomes a UserCodeError that shows the user's own line.
 
     Args:
       name: as in `load_workload`.
@@ -159,21 +159,21 @@ def _check_keywords(factory: Callable[..., Any], keywords: dict[str, Any], name:
 
 
 def _run_users_code(call: Callable[[], Any], *, doing: str) -> Any:
-    """Calls the user's code; what it raises becomes an InputError that shows the user's own line."""
+    """Calls the user's code; what it raises becomes a UserCodeError that shows the user's own line."""
     try:
         return call()
     except RematplanError:
         raise
     except SyntaxError as error:
-        raise InputError(f"{doing} failed: {error.msg} ({error.filename}:{error.lineno}).") from error
+        raise UserCodeError(f"{doing} failed: {error.msg} ({error.filename}:{error.lineno}).") from error
     except SystemExit as error:
-        raise InputError(f"{doing} called sys.exit({error.code!r}); a factory has to return a Workload.") from error
+        raise UserCodeError(f"{doing} called sys.exit({error.code!r}); a factory has to return a Workload.") from error
     except Exception as error:
         frame = users_frame(error)
         if frame is None:
             raise  # not the user's code
         message = str(error).strip().splitlines()[0] if str(error).strip() else "no message"
-        raise InputError(f"{doing} raised {type(error).__name__}: {message} ({frame}).") from error
+        raise UserCodeError(f"{doing} raised {type(error).__name__}: {message} ({frame}).") from error
 
 
 def _described(value: Any) -> str:
