@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import rematplan as rp
 from rematplan import workloads
@@ -152,6 +153,28 @@ def test_every_tpu_compiles(name):
     # the chips differ in what their compilers keep in VMEM
     assert 75 * MIB < probe.peak_bytes < 160 * MIB
     assert 0 < probe.seconds < 0.01
+
+
+def test_a_topology_that_the_compiler_refuses_is_wrong_input():
+    target = resolve("tpu-v5e:3x3")
+    program = lower(lambda x: x + 1, shapes((8, 128)), target=target)
+    with pytest.raises(InputError, match=r"^target tpu-v5e:3x3: .*not divisible"):
+        measure(program, target=target, cache=NO_CACHE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [Method.PROBE, Method.COMPILE])
+def test_both_cores_of_every_chip_run_a_program(method):
+    """`tpu-v7x:2x2x1` is four chips of two devices."""
+
+    def loss(w, x):
+        return ((x @ w) ** 2).mean()
+
+    work = rp.Workload(loss, *shapes((1024, 512), (4096, 1024)), mesh={"data": 8}, specs=[None, P("data")])
+    one, all_ = (rp.measure(work, target=name, method=method) for name in ("tpu-v7x:1x1x4", "tpu-v7x:2x2x1"))
+    assert one.devices == all_.devices == 8
+    assert all_.argument_bytes == (1024 * 512 + 4096 // 8 * 1024) * 4
+    assert all_.flops == pytest.approx(2 * 2 * 4096 // 8 * 1024 * 512, rel=0.02)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 from rematplan.errors import InputError
-from rematplan.target.target import Kind, compiler_versions, resolve, targets
+from rematplan.target.target import Kind, compiler_versions, example_topology, resolve, targets
 
 
 def test_a_chip():
@@ -21,6 +21,8 @@ def test_a_chip():
     [
         ("tpu-v5e:4x4", "v5e:4x4", 16),
         ("tpu-v4:2x2x1", "v4:2x2x1", 4),
+        ("tpu-v5p:4x4", "v5p:4x4", 16),
+        ("tpu-v7x:2x2x1", "tpu7x:2x2x1", 8),  # two cores in each chip
         ("gpu-h100:8", "1x1x8", 8),
         ("gpu-l4", "1x1x1", 1),
     ],
@@ -56,6 +58,36 @@ def test_topologies_that_are_none(name):
         return
     with pytest.raises(InputError, match="topology"):
         resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "example"),
+    [
+        ("tpu-v5e:2", "tpu-v5e:1x2"),
+        ("tpu-v5e:16", "tpu-v5e:4x4"),
+        ("tpu-v5e:3", "tpu-v5e:2x2"),  # no topology has as many
+        ("tpu-v5e:4x4x4", "tpu-v5e:8x8"),
+        ("tpu-v6e:2x2x1", "tpu-v6e:2x2"),
+        ("tpu-v5p:2x2x2x2", "tpu-v5p:2x2x4"),
+        ("tpu7x:4", "tpu-v7x:2x2x1"),
+    ],
+)
+def test_topologies_of_other_axes_than_the_chips_are_refused(name, example):
+    with pytest.raises(InputError, match=f"e.g. {example}\\.$"):
+        resolve(name)
+    resolve(example)
+
+
+@pytest.mark.parametrize("chip", ["tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7x"])
+def test_examples_have_as_many_devices_as_they_are_said_to(chip):
+    per_chip = resolve(chip).chip.devices_per_chip
+    for devices in range(1, 65):
+        example = example_topology(chip, devices)
+        if example:
+            assert resolve(example).device_count == devices
+        else:
+            assert devices % 2  # no host holds a part of a chip, or an odd number of them side by side
+    assert example_topology(chip, 8 * per_chip).partition(":")[2] in ("2x4", "2x2x2")
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from rematplan.errors import InputError
 from rematplan.target import tpu
 from rematplan.target.chips import Chip, gpu_target_config
 from rematplan.target.cost import program_cost, step_seconds
@@ -28,6 +29,7 @@ _GPU_REMATERIALIZATION_OFF = {"xla_disable_hlo_passes": "rematerialization"}
 # vision transformer (jaxlib 0.10.2). It then has other kernels for it.
 _NO_TILES = "find output tile sizes"
 _GPU_WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
+_NO_TOPOLOGY = "INVALID_ARGUMENT"  # of libtpu, asked for sizes that no TPUs come in
 # XLA:CPU expands optimization barriers and then merges the recomputation with the original; without this it ignores
 # remat
 _CPU_HONOURS_REMAT = {"xla_disable_hlo_passes": "cse_barrier_expander"}
@@ -38,7 +40,8 @@ _CPU_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive
 def measure(request: dict[str, Any]) -> Measurement:
     """Compile as the request asks and read the figures.
 
-    Raises whatever the compiler raises, except that a TPU program that does not fit its limit is a measurement.
+    Raises InputError if the compiler knows no such topology, and otherwise whatever the compiler raises, except that a TPU
+    program that does not fit its limit is a measurement.
     """
     start = time.monotonic()
     target = resolve(request["target"])
@@ -93,7 +96,15 @@ def _devices(kind: Kind, chip_name: str, topology: str) -> list[Any]:
     chip = _chip(resolve(chip_name))
     if kind is Kind.TPU:
         extra = {k: v for k, v in chip.topology.items() if k != "name"}
-        return topologies.get_topology_desc(platform="tpu", topology_name=topology, **extra).devices
+        try:
+            return topologies.get_topology_desc(platform="tpu", topology_name=topology, **extra).devices
+        except Exception as error:
+            if _NO_TOPOLOGY not in str(error):
+                raise
+            said = str(error).splitlines()[0].rstrip(".")
+            raise InputError(
+                f"target {chip_name}:{topology.partition(':')[2]}: the compiler refuses it: {said}."
+            ) from error
     if kind is Kind.GPU:
         config = gpu_target_config(chip)
         return topologies.get_topology_desc("x", "cuda", target_config=config, topology=topology).devices

@@ -17,6 +17,7 @@ import time
 import traceback
 from typing import Any, TextIO
 
+from rematplan.errors import InputError
 from rematplan.target.measurement import encode
 
 _PARENT_POLL_SECONDS = 2.0
@@ -59,6 +60,8 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
         from rematplan.target.backends import measure
 
         return {"measurement": encode(measure(request))}
+    except InputError as error:
+        return {"input": str(error)}
     except Exception as error:  # noqa: BLE001  # whatever happens here is for the parent to tell
         return {"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 

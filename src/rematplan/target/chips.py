@@ -28,6 +28,7 @@ class Chip:
       vector_flops: the same outside matrix units; empty if the vendor gives none.
       clock_hz: of the cycles that the TPU compiler estimates; a GPU's boost clock.
       topology: arguments for the TPU compiler's topology.
+      devices_per_chip: that JAX counts; of a topology's sizes, which count chips, there are as many times more devices.
       device_info: what the GPU compiler is told of the card.
       source: the data sheet.
     """
@@ -46,6 +47,7 @@ class Chip:
     vector_flops: dict[str, float] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     topology: dict[str, str] = field(default_factory=dict)
+    devices_per_chip: int = 1
     device_info: dict[str, Any] = field(default_factory=dict)
 
     def peak(self, dtype: str) -> float:

@@ -149,9 +149,11 @@ def _check_devices(devices: int, axes: dict[str, int], target: Target) -> None:
         return
     shape = "x".join(map(str, axes.values()))
     chip = target.name.partition(":")[0]
+    example = example_topology(chip, devices)
+    advice = f"name a target of {devices}, such as {example}" if example else f"no topology of {chip} has {devices}"
     raise InputError(
         f"the arguments lie on a mesh of {devices} devices ({shape}: {', '.join(f'{k}={n}' for k, n in axes.items())}), but "
-        f"{target.name} is {target.device_count}; name a target of {devices}, such as {example_topology(chip, devices)}."
+        f"{target.name} is {target.device_count}; {advice}."
     )
 
 
@@ -169,6 +171,7 @@ def measure(
 
     Raises:
       CompilerError: the compiler crashed or refused the program for a reason other than memory.
+      InputError: the compiler knows no such target.
     """
     options = Options(method, limit_bytes, rematerialization, dict(compiler_options or {}))
     return _measure(program, options, target, cache or Cache.default(), in_use(), threading.Event())
@@ -296,6 +299,8 @@ def _measure_there(
     stop: threading.Event,
 ) -> Measurement:
     answer = dispatcher.answer(_request(program, options, target), target.kind, stop=stop)
+    if "input" in answer:
+        raise InputError(answer["input"])
     if "error" in answer:
         raise CompilerError(f"{target.name}: the compiler refused {program.name or 'the program'}: {answer['error']}")
     measured = decode(answer["measurement"])

@@ -60,9 +60,9 @@ def measured(request: Mapping[str, Any]) -> dict[str, Any]:
     """Answers one request with a child of this process, as soon as the machine bears another.
 
     Returns:
-      One of `{"measurement": ...}`, `{"error": ...}` (the compiler refused the program), `{"refused": ...}` (this machine
-      cannot answer for that one) and `{"died": ..., "killed": ...}` (the child ended before it answered; killed from outside
-      or not).
+      One of `{"measurement": ...}`, `{"error": ...}` (the compiler refused the program), `{"input": ...}` (it knows no such
+      target), `{"refused": ...}` (this machine cannot answer for that one) and `{"died": ..., "killed": ...}` (the child ended
+      before it answered; killed from outside or not).
     """
     try:
         target = resolve(request["target"])

@@ -48,7 +48,7 @@ class Target:
       name: as the user wrote it, aliases replaced.
       chip: data-sheet facts; None for `local`.
       topology: name of the compiler's topology, e.g. "v5e:2x2" or "1x1x8"; empty for cpu and local.
-      device_count: devices that a program may use.
+      device_count: devices that a program may use; of a TPU's topology, whose sizes count chips, all of every chip.
       memory_bytes: per device, what the compiler lets a program have; None if unknown.
     """
 
@@ -99,7 +99,8 @@ def resolve(name: str) -> Target:
         devices, or "local".
 
     Raises:
-      InputError: unknown chip (with the nearest names), a topology that is none, or its compiler is not installed.
+      InputError: unknown chip (with the nearest names), a topology that is none, or that has not as many axes as the chip's
+        torus, or the compiler is not installed. Sizes that a compiler does not take are refused when it is asked.
     """
     base, _, shape = name.strip().partition(":")
     if base == "local":
@@ -115,7 +116,9 @@ def resolve(name: str) -> Target:
     missing = _missing(chip.kind)
     if missing:
         raise InputError(f"target {name!r} needs the {chip.kind.upper()} compiler, which is not installed: {missing}")
-    count = math.prod(_sizes(shape)) if shape else 1
+    if shape and chip.kind == "tpu":
+        _check_axes(name, shape, chip)
+    count = math.prod(_sizes(shape)) * chip.devices_per_chip if shape else 1
     memory = chip.compiler_memory_bytes or None
     full_name = f"{chip.name}:{shape}" if shape else chip.name
     if chip.kind == "gpu":
@@ -123,6 +126,18 @@ def resolve(name: str) -> Target:
     family = chip.topology["name"].partition(":")[0]
     topology = f"{family}:{shape}" if shape else chip.topology["name"]
     return Target(full_name, Kind.TPU, chip, topology, count, memory)
+
+
+def _check_axes(name: str, shape: str, chip: Chip) -> None:
+    axes, sizes = _axes(chip), _sizes(shape)
+    if 2 <= len(sizes) <= axes:
+        return
+    example = example_topology(chip.name, math.prod(sizes) * chip.devices_per_chip) or f"{chip.name}:{_shape(chip)}"
+    told = "is one number" if len(sizes) == 1 else f"has {len(sizes)} axes"
+    raise InputError(
+        f"target {name!r}: the chips of {chip.name} are connected along {axes} axes, and {shape!r} {told}; write a size for "
+        f"each, e.g. {example}."
+    )
 
 
 def _cpu(name: str, shape: str, chip: Chip) -> Target:
@@ -179,18 +194,40 @@ def _chip(name: str) -> Chip:
 
 
 def example_topology(name: str, devices: int) -> str:
-    """A target of that chip with so many devices, for messages: "tpu-v5e:4x4", "gpu-h100:8"."""
+    """A target of that chip with so many devices, for messages: "tpu-v5e:4x4", "gpu-h100:8"; empty if there is none."""
     chip = chips().get(name)
     if chip is None or chip.kind != "tpu":
         return f"{name}:{devices}"
-    axes = len(_sizes(chip.topology["name"].partition(":")[2]))
-    sizes, left = [], devices
-    for axis in range(axes, 0, -1):  # as even as it goes, smallest first
-        size = max((n for n in range(1, left + 1) if left % n == 0 and n**axis <= left), default=1)
-        sizes.append(size)
-        left //= size
-    sizes[-1] *= left
-    return f"{name}:{'x'.join(map(str, sizes))}"
+    if devices % chip.devices_per_chip:
+        return ""
+    shapes = [
+        s for s in _factorizations(devices // chip.devices_per_chip, _axes(chip)) if all(map(_fills_hosts, s[:2]))
+    ]
+    # as even as it goes, and rather whole hosts than parts of them
+    best = min(shapes, key=lambda s: (max(s), s[:2].count(1), s), default=())
+    return f"{name}:{'x'.join(map(str, best))}" if best else ""
+
+
+def _factorizations(number: int, factors: int) -> list[tuple[int, ...]]:
+    """Every way to write a number as a product of so many."""
+    if factors == 1:
+        return [(number,)]
+    divisors = (n for n in range(1, number + 1) if number % n == 0)
+    return [(n, *rest) for n in divisors for rest in _factorizations(number // n, factors - 1)]
+
+
+def _fills_hosts(size: int) -> bool:
+    """Whether libtpu takes a size along one of the first two axes: a host has 2 x 2 chips, and smaller ones are parts of it."""
+    return size == 1 or size % 2 == 0
+
+
+def _axes(chip: Chip) -> int:
+    """Of the torus of a TPU's chips."""
+    return len(_sizes(_shape(chip)))
+
+
+def _shape(chip: Chip) -> str:
+    return chip.topology["name"].partition(":")[2]
 
 
 def _sizes(shape: str) -> list[int]:
