@@ -82,14 +82,16 @@ def configured(traced: Traced, configuration: Configuration) -> Callable[..., li
     """The program under a configuration, as a function of its flat inputs that returns its flat outputs.
 
     Raises:
-      PlanMismatch: a region holds an operation that must run exactly once (a callback or an ordered effect), or regions
-        overlap.
+      PlanMismatch: a region holds an operation that must run exactly once (a callback or an ordered effect), regions overlap,
+        or the parts of a loop are not all of its iterations.
       InputError: regions inside regions under an implementation of remat that does not honour them.
     """
     configuration = honoured(traced, configuration)
     if _jax_private.new_remat():
         _refuse_under_new_remat(configuration)
     _check(traced, configuration.regions, 0, len(traced.equations))
+    for index, loop in configuration.loops:
+        _check_loop(traced.equations[index], traced.bodies[index], loop)
     applied = _Applied(traced, configuration)
 
     def function(*leaves: Any) -> list[Any]:
@@ -259,6 +261,19 @@ def _loop(equation: Equation, body: Traced, plan: LoopPlan) -> Callable[..., Seq
     closed = jax.make_jaxpr(function)(*shapes)
     eqn = equation.eqn.replace(params={**equation.eqn.params, "jaxpr": closed})
     return evaluate.as_function(Equation(eqn, equation.inputs, equation.outputs))
+
+
+def _check_loop(equation: Equation, body: Traced, plan: LoopPlan) -> None:
+    """Raises what `_loop` would raise, which is called only when the program is traced."""
+    if plan.body is None:
+        _iterations(equation, body, plan)
+        return
+    length, counted = equation.eqn.params["length"], plan.parts[0].iterations
+    if counted not in (None, length):
+        raise PlanMismatch(
+            f"the plan is for {counted} iterations of a loop of {length}, and says nothing of the others"
+        )
+    configured(body, plan.body)
 
 
 def _iterations(equation: Equation, body: Traced, plan: LoopPlan) -> list[Iterations]:

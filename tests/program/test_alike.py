@@ -43,6 +43,24 @@ def test_equal_blocks_are_one_program_and_keep_their_own_paths() -> None:
     assert inside == expected
 
 
+def test_a_region_that_reads_from_outside_what_another_one_makes_is_another_program() -> None:
+    def apart(a, c):
+        return [jnp.sin(a), jnp.cos(c)]
+
+    def chained(b, _):
+        made = jnp.sin(b)
+        return [made, jnp.cos(made)]
+
+    given = [jnp.full(3, 0.1 * i) for i in range(1, 4)]
+    for first, second in ((apart, chained), (chained, apart)):
+        f = lambda a, b, c, first=first, second=second: [*first(a, c), *second(b, c)]
+        traced = with_residuals(trace(f, given, differentiated=[0, 1, 2]))
+        configuration = Configuration((Region(0, 2), Region(2, 4)))
+        assert all(each.alone for each in shared(traced, configuration).values())
+        for got, wanted in zip(apply.configured(traced, configuration)(*given), f(*given), strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
 def test_saved_names_of_shared_code_are_relative_and_really_kept() -> None:
     work = workloads.gpt(blocks=3, features=16, heads=2, length=8, batch=2, vocabulary=32)
     traced = traced_loss(work)

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+import rematplan as rp
 from rematplan import apply
 from rematplan._plan import Plan, PlanMismatch, describe, resolve
+from rematplan._remat import PlanMismatchWarning
 from rematplan.errors import InputError
 from rematplan.program import evaluate, recomputed
 from rematplan.program.configuration import Configuration, LoopPart, LoopPlan, Region
@@ -167,13 +169,31 @@ def test_plans_say_parts_by_name():
 
 @pytest.mark.parametrize(
     "parts",
-    [((3, 0, 1.0), (2, 0, 0.0)), ((3, 0, 1.0), (5, 0, 0.0)), ((None, 0, 0.0), (1, 0, 0.0))],
-    ids=["few", "many", "after"],
+    [((3, 0, 1.0), (2, 0, 0.0)), ((3, 0, 1.0), (5, 0, 0.0)), ((None, 0, 0.0), (1, 0, 0.0)), ((3, 0, 0.5),)],
+    ids=["few", "many", "after", "one"],
 )
-def test_parts_that_are_not_the_whole_loop_are_refused(parts):
+def test_parts_that_are_not_the_whole_loop_are_refused_before_anything_runs(parts):
     traced = traced_program("layers")
     with pytest.raises(PlanMismatch, match="iterations"):
-        jax.make_jaxpr(apply.configured(traced, configured(traced, *parts)))(*arrays())
+        apply.configured(traced, configured(traced, *parts))
+
+
+def test_a_plan_for_a_loop_of_another_length_is_a_mismatch_like_any_other():
+    """The number of iterations is no part of a program's fingerprint."""
+
+    def loss(x, w):
+        return (lax.scan(lambda h, w: (jnp.tanh(h @ w), None), x, w)[0] ** 2).sum()
+
+    x, w, _ = arrays()
+    traced = with_residuals(trace(lambda x, w: [loss(x, w)], (x, w), differentiated=[0, 1]))
+    bodies = {i: b.graph for i, b in traced.bodies.items()}
+    regions, loops = describe(configured(traced, *PARTS["two"]), traced.graph, bodies)
+    plan = Plan(regions=regions, loops=loops, fingerprint=traced.graph.fingerprint)
+    with pytest.raises(PlanMismatch, match="of the 2 iterations"):
+        rp.remat(loss, plan=plan)(x, w[:2])
+    with pytest.warns(PlanMismatchWarning, match="runs without the plan"):
+        got = rp.remat(loss, plan=plan, on_mismatch="plain")(x, w[:2])
+    assert_same(got, loss(x, w[:2]))
 
 
 def test_chunks_are_refused_where_remat_does_not_honour_them(monkeypatch):

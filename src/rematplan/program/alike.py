@@ -121,6 +121,9 @@ def _correspondence(
                 return None
             if x >= 0 and traced.avals[x] != traced.avals[y]:
                 return None
+    made = [{o for e in traced.equations[r.start : r.stop] for o in e.outputs} for r in (one, two)]
+    if any((x in made[0]) != (y in made[1]) for x, y in values.items()):
+        return None  # one reads from outside what the other makes itself
     if _read_later(traced, two, last_use) != [values[v] for v in _read_later(traced, one, last_use)]:
         return None
     return values if _same_region(one, two, values) else None
