@@ -17,6 +17,7 @@ from rematplan.target.target import resolve
 @pytest.mark.parametrize(
     ("module", "names"),
     [
+        ("jax._src.config", ["trace_context"]),
         ("jax._src.source_info_util", ["user_frames", "register_exclusion", "register_inclusion"]),
         ("jax._src.sharding_impls", ["UnspecifiedValue"]),
         ("jax._src.compiler", ["get_compile_options"]),

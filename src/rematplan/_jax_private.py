@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,10 @@ import flax
 import jax
 import numpy as np
 import optax
-from jax._src import source_info_util  # no public way from an equation to its user frame (0.10.2)
+from jax._src import (
+    config,  # what a trace depends on besides its arguments (0.10.2)
+    source_info_util,  # no public way from an equation to its user frame (0.10.2)
+)
 from jax._src.ad_checkpoint import name_p  # what policies are asked about has no public name (0.10.2)
 from jax._src.named_sharding import UnspecifiedValue  # jit's "no sharding given" marker has no public test (0.10.2)
 
@@ -35,6 +39,11 @@ source_info_util.register_inclusion(_OWN_MODELS)
 def is_unspecified(sharding: Any) -> bool:
     """Whether a jit parameter's sharding was left open."""
     return sharding is None or isinstance(sharding, UnspecifiedValue)
+
+
+def trace_context() -> Hashable:
+    """Everything set around a call that its trace depends on: precision, promotion, meshes. Not public (0.10.2)."""
+    return config.trace_context()
 
 
 def user_location(source_info: Any) -> str:

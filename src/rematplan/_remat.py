@@ -109,8 +109,8 @@ def remat(
       size will do; the plan's figures then no longer count.
 
     Raises:
-      InputError: a plan together with a policy, or a plan file that cannot be read; when called, a function that captures a
-        module, with a plan.
+      InputError: a plan together with a policy or with prevent_cse, or a plan file that cannot be read; when called, a function
+        that captures a module, with a plan.
       PlanMismatch: the file is no plan, or, when called, the plan is for another function.
     """
     if f is None:
@@ -127,6 +127,8 @@ def remat(
         raise InputError(f"remat takes a function, but got a {type(f).__name__}")
     if plan is not None and policy is not None:
         raise InputError("a plan already says what is kept: give either plan= or policy=, not both")
+    if plan is not None and not prevent_cse:
+        raise InputError("a plan already says where common subexpressions may be merged: leave out prevent_cse=")
     if _jax_private.new_remat() and not _jax_private.kept_by_new_remat(policy):
         raise InputError(
             f"JAX's new rematerialization (jax_remat3) ignores the policy {getattr(policy, '__qualname__', policy)!r} without "
@@ -175,7 +177,8 @@ class _Kept:
         self._entries: OrderedDict[Hashable, tuple[Program, PureFunction]] = OrderedDict()
 
     def get(self, lifted: Lifted, transform: Callable[[Lifted], PureFunction]) -> tuple[Program, PureFunction]:
-        key = lifted.key
+        # what is set around the call, such as the precision of products, is part of a trace
+        key = lifted.key, _jax_private.trace_context()
         entry = self._entries.get(key)
         if entry is None:
             # without arrays: what is kept must not keep the caller's parameters alive

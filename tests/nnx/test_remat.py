@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import re
 import warnings
 import weakref
 
@@ -310,6 +311,29 @@ def test_a_plan_for_another_function():
         value = rp.remat(f, plan=plan, on_mismatch="plain")(model, X)
     assert value == f(Layer(nnx.Rngs(0)), X)
     assert model.count[...] == 1
+
+
+@pytest.mark.parametrize("keywords", [{"plan": Plan(fingerprint="")}, {"policy": None}], ids=["plan", "policy"])
+def test_what_is_set_around_a_call_is_part_of_its_trace(keywords):
+    def f(w, x):
+        return (x @ w).sum()
+
+    w, x = jnp.ones((F, F)), jnp.ones((2, F))
+    if "plan" in keywords:
+        traced = trace(lambda w, x: [f(w, x)], (w, x), differentiated=[0])
+        keywords = {"plan": Plan(fingerprint=traced.graph.fingerprint)}
+    g = rp.remat(f, **keywords)
+    for precision in ("highest", "default", "high", "highest"):
+        with jax.default_matmul_precision(precision):
+            said, wanted = (str(jax.make_jaxpr(each)(w, x)) for each in (g, f))
+        shown = re.findall(r"precision=\S+", wanted)
+        assert shown
+        assert re.findall(r"precision=\S+", said) == shown
+
+
+def test_a_plan_with_prevent_cse_is_refused():
+    with pytest.raises(InputError, match="leave out prevent_cse"):
+        rp.remat(lambda x: x, plan=Plan(fingerprint=""), prevent_cse=False)
 
 
 def test_effects_run_as_often_as_without():
