@@ -31,22 +31,25 @@ ARRAY = Array()
 
 @dataclass(frozen=True, eq=False)
 class Static:
-    """A value that is part of the structure. Unlike Python's `==`, tells True from 1 and 1 from 1.0."""
+    """A value that is part of the structure. Unlike Python's `==`, tells True from 1 and 1 from 1.0, in tuples too."""
 
     value: Any
-
-    def _identity(self) -> tuple[Any, ...]:
-        if isinstance(self.value, float):
-            return float, self.value.hex()
-        return type(self.value), self.value
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Static):
             return NotImplemented
-        return self.value is other.value or self._identity() == other._identity()
+        return self.value is other.value or _identity(self.value) == _identity(other.value)
 
     def __hash__(self) -> int:
-        return hash(self._identity())
+        return hash(_identity(self.value))
+
+
+def _identity(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, float):
+        return float, value.hex()
+    if isinstance(value, tuple):
+        return type(value), tuple(map(_identity, value))
+    return type(value), value
 
 
 @dataclass(frozen=True)

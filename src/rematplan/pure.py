@@ -68,7 +68,7 @@ class OutputInfo:
 
 @dataclass(frozen=True)
 class OpenedArgument:
-    """What an argument is apart from its values; `opened` is None for a static one."""
+    """What an argument is apart from its values; `static` holds one that is passed through untouched."""
 
     identity: int | str
     name: str

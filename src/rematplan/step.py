@@ -59,7 +59,7 @@ def _laid_out(values: Sequence[Any], infos: Sequence[OutputInfo], leaves: Sequen
 
 
 def value_and_grad(lifted: Lifted, pure_loss: PureLoss | None, differentiated: tuple[int, ...]) -> StepFunction:
-    """Loss, auxiliary results, gradients, changed state: no output more than `jax.value_and_grad` has."""
+    """Loss, auxiliary results, gradients, changed state: the outputs of `nnx.value_and_grad` and no others."""
     loss_and_grads = _loss_and_grads(lifted, pure_loss, differentiated)
 
     def step(*leaves: Any) -> list[Any]:

@@ -331,6 +331,17 @@ def test_what_is_set_around_a_call_is_part_of_its_trace(keywords):
         assert re.findall(r"precision=\S+", said) == shown
 
 
+@pytest.mark.parametrize(("one", "other"), [((2,), (2.0,)), ((1, (True,)), (1, (1,))), (1, True)])
+def test_static_values_that_python_calls_equal_are_traced_apart(one, other):
+    def f(x, sizes):
+        return x * jax.tree.leaves(sizes)[-1]
+
+    g = rp.remat(f, static_argnums=(1,))
+    x = jnp.arange(3)
+    for sizes in (one, other, one):
+        assert g(x, sizes).dtype == f(x, sizes).dtype
+
+
 def test_a_plan_with_prevent_cse_is_refused():
     with pytest.raises(InputError, match="leave out prevent_cse"):
         rp.remat(lambda x: x, plan=Plan(fingerprint=""), prevent_cse=False)

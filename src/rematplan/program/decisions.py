@@ -61,8 +61,10 @@ def decisions(graph: Graph, configuration: Configuration) -> dict[tuple[Place, i
 def _decisions(
     graph: Graph, configuration: Configuration, place: Place, iterations: tuple[range, ...], *, recomputed: bool
 ) -> Iterator[tuple[Place, int, Fate]]:
-    """Args:
-    recomputed: the whole program runs again, so nothing of it is kept.
+    """What happens to each value of a program and of the loops in it.
+
+    Args:
+      recomputed: the whole program runs again, so nothing of it is kept.
     """
     if recomputed:
         decided = dict.fromkeys((v for v in _needed(graph.operations) if graph.producer[v] >= 0), Decision.RECOMPUTED)

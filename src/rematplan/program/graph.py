@@ -76,7 +76,7 @@ class Operation:
       name: stable name, as the name of its first output.
       inputs: value ids; literals are left out (they are part of `signature`).
       outputs: value ids.
-      needed: ids of values (inputs or outputs of this or earlier operations) that the backward pass of this operation reads.
+      needed: ids of its inputs and outputs that the backward pass of this operation reads.
       flops: floating-point operations, loops multiplied by their trip count.
       signature: text that is equal for two operations that compute the same function of their inputs.
       location: the user's source line, `file.py:12 (function)`, empty if unknown.

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 def traced_loss(work: Workload, *, own_regions: OwnRegions = OwnRegions.KEEP) -> Traced:
     """Traces the loss once, on shapes alone.
 
+    Of a program over several devices, sizes and operations are those of one device.
+
     Args:
       own_regions: whether the checkpoint regions that the loss brings along stay one operation each or are opened.
-
-    Of a program over several devices, sizes and operations are those of one device.
 
     Raises:
       InputError: the loss is not a scalar, or nothing in it can be differentiated.
