@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rematplan._inspect import computed_bytes, residuals_of
 from rematplan._measure import (
     Progress,
     checkpointed,
+    compiler_does_nothing,
     compiler_options,
     lowered,
     measure_lowered,
@@ -24,8 +26,7 @@ from rematplan.planner.baselines import Baseline, baselines
 from rematplan.program.configuration import PLAIN
 from rematplan.program.loss import traced_loss
 from rematplan.records import Comparison, Refused, Row
-from rematplan.target import compiler
-from rematplan.target.compiler import Method
+from rematplan.target.compiler import Method, SideBySide
 from rematplan.target.executors import ExecutorLike, using
 from rematplan.target.measurement import Measurement, attributed
 from rematplan.target.target import Kind, Target, resolve
@@ -63,7 +64,8 @@ def compare(
       progress: called with a sentence whenever something long begins or ends.
 
     Returns:
-      A row for each configuration in a fixed order, `plain` first; what the compiler refused stands apart.
+      A row for each configuration in a fixed order, `plain` first; what the compiler refused stands apart, and so does its own
+      rematerialization where that is not exercised: with "probe" on TPU, for "cpu" and for "local".
 
     Raises:
       InputError: unknown target or method, a missing compiler, or a budget that cannot be read.
@@ -77,7 +79,11 @@ def compare(
     traced = traced_loss(work)
     tasks: list[_Task] = []
     refused: list[Refused] = []
+    left_out: list[Refused] = []
     for baseline in baselines(traced.graph):
+        if missing := compiler_does_nothing(baseline, chosen, how):  # its figures would be those of `plain`
+            left_out.append(Refused(baseline.name, missing))
+            continue
         say(f"lowering {baseline.name}")
         options = compiler_options(baseline, chosen, method=how, limit_bytes=limit)
         try:
@@ -110,7 +116,7 @@ def compare(
         chosen.name,
         tuple(rows),
         budget_bytes=limit,
-        refused=tuple(refused),
+        refused=(*refused, *left_out),
         findings=notes,
         model=describe_model(traced, shown),
     )
@@ -118,29 +124,27 @@ def compare(
 
 def _measure_all(tasks: list[_Task], target: Target, say: Progress) -> list[Measurement | str]:
     """A measurement for each task, or why there is none."""
-    done: set[int] = set()
+    done: list[str] = []
 
-    def on_done(index: int, _measured: Measurement) -> None:
-        done.add(index)
-        say(f"{target.name}: {len(done)} of {len(tasks)} configurations measured, last {tasks[index].baseline.name}")
+    def tell(task: _Task) -> None:
+        done.append(task.baseline.name)
+        say(f"{target.name}: {len(done)} of {len(tasks)} configurations measured, last {done[-1]}")
 
-    if target.kind is not Kind.LOCAL:
-        say(f"{target.name}: measuring {len(tasks)} configurations")
-        try:
-            jobs = [(task.lowered.program, task.lowered.options) for task in tasks]
-            measured = compiler.measure_many(jobs, target, on_done=on_done)
-            return [attributed(m, task.lowered.arguments) for m, task in zip(measured, tasks, strict=True)]
-        except CompilerError:
-            pass  # one of them failed; the others are in the cache, unless there is none
-    outcomes: list[Measurement | str] = []
-    for index, task in enumerate(tasks):
-        try:
-            measured = measure_lowered(task.lowered, target)
-            on_done(index, measured)
-            outcomes.append(measured)
-        except CompilerError as error:
-            outcomes.append(str(error))
-    return outcomes
+    if target.kind is Kind.LOCAL:  # in this thread, one after another
+        return [_outcome(functools.partial(measure_lowered, task.lowered, target), task, tell) for task in tasks]
+    say(f"{target.name}: measuring {len(tasks)} configurations")
+    with SideBySide(target) as measuring:
+        futures = [measuring.submit(task.lowered.program, task.lowered.options) for task in tasks]
+        return [_outcome(future.result, task, tell) for future, task in zip(futures, tasks, strict=True)]
+
+
+def _outcome(measured: Callable[[], Measurement], task: _Task, tell: Callable[[_Task], None]) -> Measurement | str:
+    try:
+        outcome = attributed(measured(), task.lowered.arguments)
+    except CompilerError as error:
+        return str(error)
+    tell(task)
+    return outcome
 
 
 def _note(task: _Task, measured: Measurement) -> str:

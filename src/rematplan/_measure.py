@@ -96,7 +96,9 @@ def measure(
     ready = lowered(work, pure_loss, chosen, options=options, elsewhere=elsewhere)
     say(f"{chosen.name}: measuring {'the plan' if loaded is not None else policy or 'plain'}")
     with using(executor):
-        return measure_lowered(ready, chosen).held_against(limit)
+        measured = measure_lowered(ready, chosen).held_against(limit)
+    missing = compiler_does_nothing(baseline, chosen, how)
+    return replace(measured, warnings=(*measured.warnings, missing)) if missing else measured
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,19 @@ def compiler_options(baseline: Baseline | None, target: Target, *, method: Metho
         return Options(method=method)
     limit = limit_bytes if limit_bytes is not None else target.memory_bytes
     return Options(method=method, limit_bytes=limit, rematerialization=Rematerialization.ON)
+
+
+def compiler_does_nothing(baseline: Baseline | None, target: Target, method: Method) -> str:
+    """Why the compiler's own rematerialization has no part in a measurement of it; empty if it has, or nobody asked for it."""
+    if baseline is None or not baseline.compiler_rematerializes:
+        return ""
+    if target.kind is Kind.CPU:
+        return "XLA's compiler for CPUs does not rematerialize by itself"
+    if target.kind is Kind.LOCAL:
+        return "what is run here is compiled as the device's compiler does it by itself, and it is given no limit"
+    if target.kind is Kind.TPU and method is Method.PROBE:
+        return "a probe ends before the compiler rematerializes; the method compile measures it"
+    return ""
 
 
 def lowered(

@@ -109,7 +109,7 @@ class ComplexModel(nnx.Module):
 
 def test_complex_values_are_recomputed_and_never_saved():
     work = rp.Workload(lambda m, x: (m(x) ** 2).mean(), ComplexModel(nnx.Rngs(0)), X)
-    assert not rp.compare(work, target="cpu").refused
+    assert [item.name for item in rp.compare(work, target="cpu").refused] == ["compiler"]  # of which XLA:CPU has none
     assert rp.inspect(work, policy="dots_saveable").residuals is not None
     plan = rp.plan(work, budget="1GiB", target="cpu", finalists=1)
     assert rp.verify(work, plan=plan).passed

@@ -25,6 +25,7 @@ from rematplan.target.timeline import live_ranges
 from rematplan.target.workers import SCRATCH
 
 _GPU_REMATERIALIZATION_OFF = {"xla_disable_hlo_passes": "rematerialization"}
+_GPU_SHARE = 0.8  # of a card's memory, which the compiler's own rematerialization keeps a program below (jaxlib 0.10.2)
 # Without a card to try tiles on, the compiler takes defaults, and refuses a product that has none: 64 x 196 rows, as in a
 # vision transformer (jaxlib 0.10.2). It then has other kernels for it.
 _NO_TILES = "find output tile sizes"
@@ -66,9 +67,10 @@ def measure(request: dict[str, Any]) -> Measurement:
 def _compile(target: Target, request: dict[str, Any], options: dict[str, Any]) -> Any:
     from rematplan._jax_private import compile_stablehlo
 
+    devices = _devices(target.kind, _chip(target).name, target.topology, _gpu_memory(_chip(target), request))
     return compile_stablehlo(
         request["stablehlo"],
-        _mesh(tuple(request["mesh_shape"]), _devices(target.kind, _chip(target).name, target.topology)),
+        _mesh(tuple(request["mesh_shape"]), devices),
         options={**options, **request["compiler_options"]},
         load=target.kind is Kind.CPU,
     )
@@ -87,9 +89,21 @@ def _mesh(shape: tuple[int, ...], devices: list[Any]) -> list[Any]:
         return list(mesh_utils.create_device_mesh(shape, devices[:count], allow_split_physical_axes=True).flat)
 
 
+def _gpu_memory(chip: Chip, request: dict[str, Any]) -> int:
+    """Memory that a GPU's compiler is told of: the card's, or less, so that its own rematerialization begins at the limit."""
+    limit = request["limit_bytes"]
+    if request["rematerialization"] == "off" or limit is None:
+        return chip.compiler_memory_bytes
+    return min(chip.compiler_memory_bytes, math.ceil(limit / _GPU_SHARE))
+
+
 @cache
-def _devices(kind: Kind, chip_name: str, topology: str) -> list[Any]:
-    """Compile-only devices of a topology, or the CPU."""
+def _devices(kind: Kind, chip_name: str, topology: str, memory_bytes: int) -> list[Any]:
+    """Compile-only devices of a topology, or the CPU.
+
+    Args:
+      memory_bytes: of a GPU.
+    """
     import jax
     from jax.experimental import topologies
 
@@ -106,7 +120,7 @@ def _devices(kind: Kind, chip_name: str, topology: str) -> list[Any]:
                 f"target {chip_name}:{topology.partition(':')[2]}: the compiler refuses it: {said}."
             ) from error
     if kind is Kind.GPU:
-        config = gpu_target_config(chip)
+        config = gpu_target_config(replace(chip, compiler_memory_bytes=memory_bytes))
         return topologies.get_topology_desc("x", "cuda", target_config=config, topology=topology).devices
     return jax.devices("cpu")
 
