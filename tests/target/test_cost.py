@@ -148,6 +148,14 @@ def test_library_convolutions_on_gpu():
     assert program_cost(parse(LIBRARY), chips()["gpu-h100"]).flops == 3 * forward
 
 
+def test_calls_without_results_are_no_products():
+    def function(x):
+        jax.debug.callback(lambda *_: None, x.sum(), x.max())
+        return x @ x
+
+    assert program_cost(parse(compiled(function, (64, 64)).as_text()), CPU).flops == pytest.approx(2 * 64**3, rel=0.05)
+
+
 SLICES = """HloModule m, is_scheduled=true
 
 %sliced (p: f32[64,512,512], i: s32[]) -> f32[512,512] {

@@ -72,6 +72,8 @@ class OperationCounter:
         """Operations of a matrix product or convolution, also as a library call; None for anything else."""
         if instruction.opcode not in ("dot", "convolution", "custom-call") or len(instruction.operands) < 2:
             return None
+        if not instruction.leaves:  # a callback
+            return None
         lhs, rhs = (self._instructions[name].leaves[0] for name in instruction.operands[:2])
         result = instruction.leaves[0]
         if instruction.opcode == "dot":
