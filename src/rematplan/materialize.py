@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
-from rematplan.pure import LeafInfo
+if TYPE_CHECKING:
+    from rematplan.pure import LeafInfo
 
 KEY_IMPLEMENTATIONS = ("threefry2x32", "rbg", "unsafe_rbg")  # what jax.random.key can make
 
@@ -25,7 +27,7 @@ def random_array(leaf: jax.ShapeDtypeStruct, info: LeafInfo, *, seed: int, posit
     """
     key = jax.random.fold_in(jax.random.key(seed), position)
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return _random_keys(leaf, seed + position)
+        return random_keys(leaf, seed + position)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return jnp.zeros(leaf.shape, leaf.dtype)
     dtype = leaf.dtype if jnp.finfo(leaf.dtype).bits >= 16 else jnp.float32  # random bits for 8-bit floats do not exist
@@ -40,7 +42,12 @@ def random_array(leaf: jax.ShapeDtypeStruct, info: LeafInfo, *, seed: int, posit
     return values.astype(leaf.dtype)
 
 
-def _random_keys(leaf: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
+def random_keys(leaf: jax.ShapeDtypeStruct, seed: int) -> jax.Array:
+    """Keys of this shape, of the implementation that the dtype names.
+
+    Raises:
+      ValueError: none of `KEY_IMPLEMENTATIONS` makes keys of this dtype.
+    """
     for name in KEY_IMPLEMENTATIONS:
         key = jax.random.key(seed, impl=name)
         if key.dtype == leaf.dtype:

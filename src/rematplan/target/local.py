@@ -4,6 +4,10 @@ Comes in: a function of flat arrays. Goes out: a `Measurement` whose time was me
 compiler allocated, or what the device's allocator saw where it keeps count; of several devices the fullest. Nothing is
 cached: a measured time belongs to its moment.
 
+What the allocator saw is all that it held at once: beside the step also what else this process has on the device, such as the
+caller's model, if that lies there, even if the step donates its like; constants of the program; and what is lost where buffers
+do not pack.
+
     measured = measure_here(step, leaves, target=resolve("local"))
 """
 
@@ -62,6 +66,7 @@ def measure_here(
         compiled = lowered.compile(compiler_options=options)
     compile_seconds = time.monotonic() - start
     arguments = [_real(leaf, seed + index, devices[0]) for index, leaf in enumerate(leaves)]
+    del leaves  # what was only placed for this must not live beside the copies that are donated
     before = _allocator_peak(devices)
     seconds = _median_seconds(compiled, arguments, tuple(donated))
     after = _allocator_peak(devices)
@@ -109,11 +114,13 @@ def _real(leaf: Any, seed: int, device: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
+    from rematplan.materialize import random_keys
+
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf if mesh_of([leaf]) is not None else jax.device_put(leaf, device)
     place = device if leaf.sharding is None else leaf.sharding
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        return jax.device_put(jax.random.split(jax.random.key(seed), leaf.shape), place)
+        return jax.device_put(random_keys(leaf, seed), place)
     if not jnp.issubdtype(leaf.dtype, jnp.inexact):
         return jax.device_put(jnp.zeros(leaf.shape, leaf.dtype), place)
     noise = _SPREAD * jax.random.normal(jax.random.key(seed), leaf.shape, jnp.float32)
@@ -121,14 +128,21 @@ def _real(leaf: Any, seed: int, device: Any) -> Any:
 
 
 def _median_seconds(compiled: Any, arguments: list[Any], donated: tuple[int, ...]) -> float:
+    """Of some runs, each with donated arguments of its own; consumes the arguments.
+
+    Those that are donated wait in the host's memory: on the device the allocator would count them twice.
+    """
     import jax
 
+    waiting = {index: _OnHost(arguments[index]) for index in donated}
+    for index in donated:
+        arguments[index] = None
     seconds: list[float] = []
     began = time.monotonic()
     for run in range(_RUNS + 1):
         given = list(arguments)
-        for index in donated:
-            given[index] = given[index].copy()
+        for index, array in waiting.items():
+            given[index] = array.on_device()
         jax.block_until_ready(given)
         start = time.perf_counter()
         jax.block_until_ready(compiled(*given))
@@ -137,6 +151,27 @@ def _median_seconds(compiled: Any, arguments: list[Any], donated: tuple[int, ...
         if seconds and time.monotonic() - began > _ENOUGH_SECONDS:
             break
     return statistics.median(seconds)
+
+
+class _OnHost:
+    """An array in the host's memory, for any number of copies where it was."""
+
+    def __init__(self, array: Any):
+        import jax
+        import jax.numpy as jnp
+        import numpy as np
+
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        self._implementation = jax.random.key_impl(array) if is_key else None
+        data = jax.random.key_data(array) if is_key else array
+        self._place = data.sharding
+        self._data = np.array(data)  # not a view: on CPU the array itself would stay
+
+    def on_device(self) -> Any:
+        import jax
+
+        data = jax.device_put(self._data, self._place, may_alias=False)
+        return data if self._implementation is None else jax.random.wrap_key_data(data, impl=self._implementation)
 
 
 def _allocator_peak(devices: Sequence[Any]) -> int | None:
