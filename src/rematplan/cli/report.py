@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Generator
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options
+from rematplan.cli.runfiles import read_run, reading, text_of
 from rematplan.errors import InputError
 from rematplan.report import run as runs
 from rematplan.report.files import check_destination, write_bytes
@@ -39,38 +38,22 @@ def report(
         check_destination(path, force=options.force)
     if len({path.resolve() for path in named}) < len(named):
         raise InputError(f"two results would go to {named[0]}; give each a name of its own.")
-    run = runs.from_document(runs.read_document(run_file), name=str(run_file))
+    run = read_run(run_file)
     if comparison is not None:
-        beside = runs.from_document(runs.read_document(comparison), name=str(comparison))
-        with _reading(comparison):
+        beside = read_run(comparison)
+        with reading(comparison):
             run = runs.with_comparison(run, beside)
-    if options.json:
-        sys.stdout.write(runs.to_text(run.to_json()))
+    if options.json or not named:
+        sys.stdout.write(text_of(run, file=run_file, json=options.json))
     if not named:
-        if not options.json:
-            from rematplan.report import terminal
-
-            console = terminal.stdout()
-            with _reading(run_file), console.capture() as whole:  # all of it is read before any of it is shown
-                console.print(terminal.render_run(run))
-            sys.stdout.write(whole.get())
         return
     from rematplan.report.document import html_document, picture, text_document
 
     contents: list[tuple[Path, bytes]] = []  # everything is made before anything is written
-    with _reading(run_file):
+    with reading(run_file):
         if output is not None:
             is_page = output.suffix.lower() in {".html", ".htm"}
             contents.append((output, (html_document(run) if is_page else text_document(run)).encode()))
         contents += [(path, picture(run, kind)) for path, kind in ((png, "png"), (svg, "svg")) if path is not None]
     for path, content in contents:
         sys.stderr.write(f"Wrote {write_bytes(path, content, force=options.force)}\n")
-
-
-@contextlib.contextmanager
-def _reading(file: Path) -> Generator[None]:
-    """A record is plain data that anyone may have edited: what is missing in it is an error of the file."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise InputError(f"the record in {file} cannot be read ({error!r}); write it anew with --run.") from error

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options
+from rematplan.cli.runfiles import read_run, text_of
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.report import run as runs
 from rematplan.report.files import check_destination, write_text
@@ -35,13 +36,8 @@ def show(
 
 
 def _show_run(file: Path, *, json: bool) -> dict[str, Any]:
-    from rematplan.report import terminal
-
-    run = runs.from_document(runs.read_document(file), name=str(file))
-    if json:
-        sys.stdout.write(runs.to_text(run.to_json()))
-    else:
-        terminal.stdout().print(terminal.render_run(run))
+    run = read_run(file)
+    sys.stdout.write(text_of(run, file=file, json=json))
     return run.to_json()
 
 

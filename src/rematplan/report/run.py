@@ -14,6 +14,7 @@ from rematplan.errors import InputError, PlanMismatch
 
 FORMAT = "rematplan-run"
 FORMAT_VERSION = 1
+_KEYS = {"verb": str, "command": list, "versions": dict, "target": str, "record": dict}
 _HEAD = 200  # characters; the format is the first key
 # What decides a figure: the tracer, the model library, and the compilers.
 _PACKAGES = ("rematplan", "jax", "jaxlib", "flax", "libtpu", "jax-cuda13-plugin", "jax-cuda13-pjrt")
@@ -81,7 +82,7 @@ def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}.") from error
-    except ValueError as error:  # not UTF-8, or not JSON
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or nested beyond all measure
         raise InputError(f"{path} is not a whole JSON file ({error}); it may be cut short: write it anew.") from error
     if not isinstance(document, dict):
         raise InputError(f"{path} holds {type(document).__name__}, not a plan or a run record.")
@@ -102,9 +103,11 @@ def from_document(document: Mapping[str, Any], *, name: str) -> Run:
             f"{name} has format version {document.get('version')!r}, and this rematplan reads {FORMAT_VERSION}; "
             "run the command again with this version."
         )
-    missing = [key for key in ("verb", "command", "versions", "target", "record") if key not in document]
-    if missing or not isinstance(document["record"], dict):
-        raise InputError(f"{name} is not a whole run record ({', '.join(missing) or 'record'} missing); write it anew.")
+    missing = [key for key, kind in _KEYS.items() if not isinstance(document.get(key), kind)]
+    if not missing and not all(isinstance(t, str) for t in (*document["command"], *document["versions"].values())):
+        missing = ["command or versions"]
+    if missing:
+        raise InputError(f"{name} is not a whole run record ({', '.join(missing)} missing or damaged); write it anew.")
     return Run(
         verb=document["verb"],
         command=tuple(document["command"]),
