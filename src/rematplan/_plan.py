@@ -11,13 +11,13 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rematplan.errors import InputError, PlanMismatch
-from rematplan.program.configuration import Configuration, LoopPart, LoopPlan, OwnRegions, Region
-from rematplan.program.graph import Graph
+from rematplan.program.configuration import POLICIES, Configuration, LoopPart, LoopPlan, OwnRegions, Region
+from rematplan.program.graph import Graph, Operation
 from rematplan.records import PlanRecord, Row
 from rematplan.report.files import write_text
 from rematplan.target.measurement import Measurement
@@ -41,6 +41,8 @@ class PlanRegion:
       prevent_cse: as in `jax.checkpoint`.
       inner: regions inside; what they save is kept only while this region is run again.
       offloaded: those of the saved values that are kept in the host's memory.
+      policy: instead of saved names, the name of a policy in `jax.checkpoint_policies`: a hand-written one that also saves
+        values in loops, branches or derivative rules, where no name reaches. Empty for none.
     """
 
     first: str
@@ -50,6 +52,7 @@ class PlanRegion:
     prevent_cse: bool = True
     inner: tuple[PlanRegion, ...] = ()
     offloaded: tuple[str, ...] = ()
+    policy: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -267,6 +270,7 @@ def _region(content: Any) -> PlanRegion:
         prevent_cse=_typed(content.get("prevent_cse", True), bool, "prevent_cse"),
         inner=tuple(map(_region, _typed(content.get("inner", []), list, "inner"))),
         offloaded=_typed(content.get("offloaded", []), list, "offloaded", of=str),
+        policy=_typed(content.get("policy", ""), str, "policy"),
     )
 
 
@@ -283,7 +287,13 @@ def _loop(content: Any) -> PlanLoop:
 def describe(
     configuration: Configuration, graph: Graph, bodies: Mapping[int, Graph]
 ) -> tuple[tuple[PlanRegion, ...], tuple[PlanLoop, ...]]:
-    """A configuration by name."""
+    """A configuration by name.
+
+    Raises:
+      ValueError: it configures a loop in the body of a loop, for which plans have no words.
+    """
+    if any(part.body.loops for _, loop in configuration.loops for part in loop.parts):
+        raise ValueError("plans say nothing of loops in the bodies of loops")
     loops = tuple(
         PlanLoop(
             graph.operations[index].name,
@@ -307,6 +317,7 @@ def _named(region: Region, graph: Graph) -> PlanRegion:
         prevent_cse=region.prevent_cse,
         inner=tuple(_named(r, graph) for r in region.inner),
         offloaded=tuple(graph.values[v].name for v in sorted(region.offloaded)),
+        policy=region.policy or "",
     )
 
 
@@ -361,21 +372,29 @@ def _resolved(regions: Sequence[PlanRegion], graph: Graph) -> tuple[Region, ...]
             )
         start, stop = operation[region.first], operation[region.last] + 1
         saved = frozenset(value[n] for n in region.saved)
+        inner = tuple(map(one, region.inner))
         wrong = ""
         if stop <= start:
             wrong = "ends before it begins"
         elif any(not start <= graph.producer[v] < stop for v in saved):
             wrong = "saves what is not computed in it"
+        elif any(r.start <= graph.producer[v] < r.stop for r in inner for v in saved):
+            wrong = "saves what a region inside of it computes, which decides itself what is kept"
         elif not set(region.offloaded) <= set(region.saved):
             wrong = "offloads what it does not save"
+        elif region.policy and region.saved:
+            wrong = "has both a policy and names of values that it saves"
+        elif region.policy and region.policy not in POLICIES:
+            wrong = f"has the policy {region.policy!r}, which is none of {', '.join(POLICIES)}"
         if wrong:
             raise PlanMismatch(f"the plan's region from {region.first!r} to {region.last!r} {wrong}; plan again")
         return Region(
             start,
             stop,
             saved,
+            policy=region.policy or None,
             prevent_cse=region.prevent_cse,
-            inner=tuple(map(one, region.inner)),
+            inner=inner,
             offloaded=frozenset(value[n] for n in region.offloaded),
         )
 

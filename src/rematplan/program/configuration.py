@@ -20,6 +20,17 @@ class OwnRegions(Enum):
     REPLACE = "replace"
 
 
+# Those of jax.checkpoint_policies that are policies; the others there are functions that make one (jax 0.10.2).
+POLICIES = (
+    "everything_saveable",
+    "nothing_saveable",
+    "dots_saveable",
+    "checkpoint_dots",
+    "dots_with_no_batch_dims_saveable",
+    "checkpoint_dots_with_no_batch_dims",
+)
+
+
 class Offload(Enum):
     """Whether saved values may be kept in the host's memory."""
 
@@ -36,7 +47,7 @@ class Region:
     Attributes:
       saved: ids of values defined inside, and in no inner region, that are kept for the backward pass; everything else is
         recomputed.
-      policy: instead of `saved`, the name of a policy in `jax.checkpoint_policies` (hand-written configurations only).
+      policy: instead of `saved`, one of `POLICIES`: what it saves in loops, branches and derivative rules has no id here.
       prevent_cse: as in `jax.checkpoint`; needless in the body of a loop, where forward and backward are loops apart.
       inner: regions inside, in order, disjoint: what they keep is kept only while this region is run again.
       offloaded: ids of saved values that are kept in the host's memory; only in the bodies of loops.

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from rematplan.errors import PlanMismatch
 from rematplan.planner.baselines import DOTS_NO_BATCH, baselines, heavy_loops
 from rematplan.planner.blocks import Block, Granularity, blocks
 from rematplan.planner.fitting import fitting
 from rematplan.planner.menu import SaveSet, menu, stretch
 from rematplan.program.configuration import Configuration, Region, in_every_iteration
 from rematplan.program.graph import Graph, Subprogram, ValueKind
-from rematplan.program.saving import by_name
+from rematplan.program.saving import as_planned, by_name
 from rematplan.search.extrapolate import read_from_before
 from rematplan.search.problem import Problem
 from rematplan.units import format_bytes
@@ -76,9 +77,13 @@ class Candidate:
 
 
 def hand_written(problem: Problem) -> list[Candidate]:
-    """Every hand-written configuration."""
+    """Every hand-written configuration, doing exactly what it does by hand."""
     found = []
     for b in baselines(problem.graph):
+        try:
+            configuration = as_planned(problem.traced, b.configuration)
+        except PlanMismatch:  # JAX itself cannot run it
+            continue
         loops_only = not b.configuration.regions
         period = {"plain": 1, "per-block": 1, "dots": 1, "dots_with_no_batch_dims": 1, "whole": 1, "whole-dots": 1}.get(
             b.name
@@ -89,7 +94,7 @@ def hand_written(problem: Problem) -> list[Candidate]:
         found.append(
             Candidate(
                 b.name,
-                by_name(problem.traced, b.configuration),
+                configuration,
                 grouping="hand-written",
                 period=period if aligned else None,
                 hand_written=True,

@@ -163,7 +163,7 @@ def kept_in_a_repetition(
     low, high = chain[run.first].start, chain[run.stop - 1].stop
     regions = [r for r in configuration.regions if r.start < high and low < r.stop]
     starts = [chain[run.first + i * run.period].start for i in range(run.count)]
-    if configuration.loops or any(r.inner or r.offloaded for r in regions):
+    if configuration.loops or any(r.inner or r.offloaded or r.policy is not None for r in regions):
         return None
     if any(sum(r.start < s < r.stop for s in starts) >= period for r in regions):
         return None
