@@ -340,7 +340,8 @@ def resolve(plan: Plan, graph: Graph, bodies: Mapping[int, Graph]) -> Configurat
     """The configuration that a plan means for a program.
 
     Raises:
-      PlanMismatch: the program has another structure than the one that the plan was made for; the message says where.
+      PlanMismatch: the program has another structure than the one that the plan was made for, or the plan was changed by
+        hand to what cannot be done; the message says where.
     """
     if plan.fingerprint and plan.fingerprint != graph.fingerprint:
         raise PlanMismatch(
@@ -356,7 +357,43 @@ def resolve(plan: Plan, graph: Graph, bodies: Mapping[int, Graph]) -> Configurat
             raise PlanMismatch(f"the plan names a loop {loop.operation!r} that this function does not have; plan again")
         body = Configuration(_resolved(loop.regions, bodies[index]))
         parts.setdefault(index, []).append(LoopPart(body, loop.iterations, loop.chunk))
-    return Configuration(regions, tuple((index, LoopPlan(tuple(found))) for index, found in parts.items()))
+    loops = tuple((index, LoopPlan(_every_iteration(found, graph.operations[index]))) for index, found in parts.items())
+    for index, loop in loops:
+        _check_names_around(index, loop, regions, graph, bodies[index])
+    return Configuration(regions, loops)
+
+
+def _every_iteration(parts: Sequence[LoopPart], operation: Operation) -> tuple[LoopPart, ...]:
+    """The parts of a loop, if every iteration is in one of them; a single part takes whatever there is."""
+    assert operation.subprogram is not None
+    length = left = operation.subprogram.length
+    alone = len(parts) == 1
+    for part in parts:
+        count = left if part.iterations is None else part.iterations
+        left = left - count if 0 < count <= left else -1
+    if left and not (alone and parts[0].iterations is None):
+        counts = ", ".join("all that are left" if p.iterations is None else str(p.iterations) for p in parts)
+        raise PlanMismatch(
+            f"the plan's parts of the loop {operation.name!r} take {counts} of the {length} iterations that it runs here; "
+            "every iteration is in one of them, so plan again for this function"
+        )
+    return (replace(parts[0], iterations=None),) if alone else tuple(parts)
+
+
+def _check_names_around(index: int, loop: LoopPlan, regions: Sequence[Region], graph: Graph, body: Graph) -> None:
+    """Raises PlanMismatch where a region around a loop saves by a name that the loop's body gives to another value.
+
+    To JAX they are one name: the region would keep every iteration's value too.
+    """
+    inside = {body.values[v].name for each in loop.variants() for r in each.all_regions() for v in r.saved}
+    for region in Configuration(tuple(regions)).all_regions():
+        if region.start <= index < region.stop:
+            twice = sorted(inside.intersection(graph.values[v].name for v in region.saved))
+            if twice:
+                raise PlanMismatch(
+                    f"the plan saves {twice[0]!r} in a region around the loop {graph.operations[index].name!r}, whose body "
+                    "saves another value by that name: JAX would keep both; leave out one of them, or plan again"
+                )
 
 
 def _resolved(regions: Sequence[PlanRegion], graph: Graph) -> tuple[Region, ...]:

@@ -92,8 +92,11 @@ class LoopPlan:
 
     @property
     def body(self) -> Configuration | None:
-        """The configuration of the body of a loop that stays one loop; None for one in parts or chunks."""
-        whole = len(self.parts) == 1 and not self.parts[0].chunk
+        """The configuration of the body of a loop that stays one loop; None for one in parts or chunks.
+
+        A single part that counts its iterations is a loop in parts too: whether they are all is known with the loop's length.
+        """
+        whole = len(self.parts) == 1 and not self.parts[0].chunk and self.parts[0].iterations is None
         return self.parts[0].body if whole else None
 
     def variants(self) -> Iterator[Configuration]:
