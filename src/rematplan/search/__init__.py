@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import weakref
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, TypeVar
@@ -36,9 +35,8 @@ POINTS = 12
 # Of a frontier's points between its ends.
 COMPILED_BETWEEN = 2
 SMALLEST_GROWTH = 1.01
-_SEARCHES: weakref.WeakKeyDictionary[Workload, dict[tuple[str, OwnRegions, Offload], Search]] = (
-    weakref.WeakKeyDictionary()
-)
+# The attribute of a workload that keeps its searches, which hold the workload: both go together.
+_SEARCHES = "_searches"
 
 
 def plan(
@@ -176,7 +174,7 @@ def _search(
 ) -> Search:
     own, away = _choice(OwnRegions, own_regions, "own_regions"), _choice(Offload, offload, "offload")
     say = progress or (lambda _message: None)
-    known = _SEARCHES.setdefault(work, {})
+    known: dict[tuple[str, OwnRegions, Offload], Search] = vars(work).setdefault(_SEARCHES, {})
     key = target.name, own, away
     if key not in known:
         known[key] = Search(work, target, progress=say, own_regions=own, offload=away)
