@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+import textwrap
+import types
+
 import pytest
 
+from rematplan.cli import userframe
+from rematplan.cli import workloads as workload_words
 from rematplan.cli.workloads import load_workload, parse_keywords, parse_value
 from rematplan.errors import InputError
 
@@ -120,6 +127,75 @@ def test_an_error_inside_the_factory_shows_the_users_own_line(cli, factory_file)
     assert f"{path}:5 in helper: return jnp.ones((2, 3)) @ jnp.ones((2, 3))" in result.err
     assert "Traceback" not in result.err
     assert "Traceback" in cli("measure", f"{path}:make", "--target", "cpu", "--debug").err
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Writes packages as pip would have installed them."""
+    folder = tmp_path / "site-packages"
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    monkeypatch.setattr(userframe, "_INSTALLED", (*userframe._INSTALLED, folder))
+    before = set(sys.modules)
+
+    def write(name: str, source: str):
+        path = folder / name / "zoo.py"
+        path.parent.mkdir(parents=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(textwrap.dedent(source))
+        return path
+
+    yield write
+    for name in set(sys.modules) - before:
+        if name.startswith("users_"):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("raise RuntimeError('broken')", "5 in make: raise RuntimeError('broken')"),
+        ("jnp.ones((2, 3)) @ jnp.ones((2, 3))", "5 in make: jnp.ones((2, 3)) @ jnp.ones((2, 3))"),  # JAX raises
+        ("json.loads('{')", "5 in make: json.loads('{')"),  # the standard library does
+        ("users_layers.zoo.make()", "5 in make: users_layers.zoo.make()"),  # another package does
+        ("return rp.Workload(lambda w: w @ w, jnp.ones((2, 3)))", "5 in <lambda>: return rp.Workload("),
+    ],
+)
+def test_an_installed_package_is_the_users_code_too(cli, installed, factory_file, body, line):
+    installed("users_layers", "def make():\n    raise RuntimeError('deeper')")
+    path = installed(
+        "users_zoo",
+        f"""
+        import json, jax.numpy as jnp, rematplan as rp, users_layers.zoo
+
+        def make():
+            {body}
+        """,
+    )
+    result = cli("inspect", "users_zoo.zoo:make")
+    assert result.code == 2, result.err
+    assert f"{path}:{line}" in result.err
+    assert "internal error" not in result.err
+    # what the user wrote is more the user's than what the user installed
+    script = factory_file("import users_zoo.zoo\ndef make():\n    return users_zoo.zoo.make()")
+    shown = cli("inspect", f"{script}:make")
+    assert shown.code == 2
+    assert "<lambda>" in line or f"{script}:3 in make: return users_zoo.zoo.make()" in shown.err
+
+
+@pytest.mark.parametrize("library", ["jax", "cyclopts", "json"])
+def test_what_a_library_raises_for_rematplan_is_no_users_fault(cli, monkeypatch, library):
+    def broken(*_words: object, **_more: object) -> None:
+        code = compile("raise RuntimeError('broken')", importlib.import_module(library).__file__, "exec")
+        exec(code, {})
+
+    # as if the library were called by rematplan's own code
+    broken_here = types.FunctionType(
+        broken.__code__.replace(co_filename=workload_words.__file__), globals(), closure=broken.__closure__
+    )
+    monkeypatch.setattr("rematplan.inspect", broken_here)
+    result = cli("inspect", "mlp", "blocks=2")
+    assert result.code == 1
+    assert "fault of rematplan" in result.err
 
 
 def test_an_error_inside_the_loss_shows_the_users_own_line(cli, factory_file):
