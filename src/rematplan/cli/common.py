@@ -14,6 +14,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
+from rematplan.cli.output import say, show, write_out
 from rematplan.errors import InputError
 from rematplan.report.display import Displayed
 from rematplan.report.files import check_destination, write_text
@@ -100,17 +101,17 @@ def execute(
         document = record.to_json()
     try:
         if writes is not None and contents is not None:
-            _say(f"Wrote {write_text(writes, contents(record), force=options.force)}")
+            say(f"Wrote {write_text(writes, contents(record), force=options.force)}")
         if options.run is not None:
             run = Run(verb=verb, command=COMMAND_LINE.get(), versions=versions(), target=target, record=document)
-            _say(f"Wrote {write_text(options.run, to_text(run.to_json()), force=options.force)}")
+            say(f"Wrote {write_text(options.run, to_text(run.to_json()), force=options.force)}")
     finally:  # what was worked out is shown even if a disk turned out to be full
         if options.json:
-            sys.stdout.write(to_text(document))
+            write_out(to_text(document))
         else:
-            from rematplan.report.terminal import render, stdout
+            from rematplan.report.terminal import render
 
-            stdout().print(render(verb, document))
+            show(render(verb, document))
     return record
 
 
@@ -142,10 +143,6 @@ def _using(executor: str | None) -> contextlib.AbstractContextManager[object]:
     from rematplan.target.executors import using
 
     return using(executor)
-
-
-def _say(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
 
 
 @contextlib.contextmanager

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options, Progress, execute
+from rematplan.cli.output import say
 from rematplan.report.display import Displayed
 from rematplan.report.files import check_folder
 
@@ -27,4 +27,4 @@ def demo(
         return run_demo(out, progress=progress)
 
     execute("demo", options, action)
-    sys.stderr.write(f"Wrote plans, run records, HTML reports (open MODEL.report.html) and report.txt to {out}\n")
+    say(f"Wrote plans, run records, HTML reports (open MODEL.report.html) and report.txt to {out}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
@@ -10,7 +9,6 @@ import warnings
 from collections.abc import Sequence
 
 from cyclopts import App, CycloptsError
-from rich.console import Console
 
 from rematplan import __version__
 from rematplan.cli.common import COMMAND_LINE
@@ -20,6 +18,7 @@ from rematplan.cli.fit import fit
 from rematplan.cli.frontier import frontier
 from rematplan.cli.inspect import inspect
 from rematplan.cli.measure import measure
+from rematplan.cli.output import PipeConsole, open_closed, say, write_out
 from rematplan.cli.plan import plan
 from rematplan.cli.report import report
 from rematplan.cli.show import show
@@ -49,6 +48,7 @@ def build_app() -> App:
         help=_HELP,
         help_format="plaintext",  # a tenth of the time that help may take would go into loading a Markdown renderer
         version=__version__,
+        console=PipeConsole(),
         suppress_keyboard_interrupt=False,  # main gives it a message and an exit code
     )
     for verb in (demo, inspect, measure, compare, plan, frontier, fit, verify, show, targets, report):
@@ -59,12 +59,13 @@ def build_app() -> App:
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code. `words` are without the program's name; default `sys.argv`."""
     words = list(sys.argv[1:] if words is None else words)
+    open_closed()
     app = build_app()
     COMMAND_LINE.set(tuple(words))
     default_warning, warnings.showwarning = warnings.showwarning, _show_warning
     try:
         app(words, print_error=False, exit_on_error=False, result_action="return_value")
-        sys.stdout.flush()
+        write_out()  # what the user's code printed
     except CycloptsError as error:
         verb = f"{words[0]} " if words and words[0] in app else ""
         _complain(f"{_first_line(error)} `rematplan {verb}--help` says what it takes.")
@@ -76,10 +77,6 @@ def main(words: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _complain("interrupted; nothing was written.")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader (`| head`) has gone: the interpreter's own flush at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:  # noqa: BLE001 - the last resort of a program
         _debug(words)
         frame = users_frame(error)
@@ -104,15 +101,15 @@ def _first_line(error: Exception) -> str:
 
 def _show_warning(message: Warning | str, *_where: object, **_more: object) -> None:
     """A warning as one line: where in the source it was raised says nothing to a user of the command line."""
-    sys.stderr.write(f"warning: {message}\n")
+    say(f"warning: {message}")
 
 
 def _debug(words: Sequence[str]) -> None:
     if _DEBUG_FLAG in words:
-        traceback.print_exc(file=sys.stderr)
+        say(traceback.format_exc().rstrip())
 
 
 def _complain(message: str) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+    console = PipeConsole(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
     console.print("[bold red]error:[/] ", end="")
     console.print(message, markup=False, emoji=False)  # an address may hold :x:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options
+from rematplan.cli.output import say, write_out
 from rematplan.cli.runfiles import read_run, reading, text_of
 from rematplan.errors import InputError
 from rematplan.report import run as runs
@@ -44,7 +44,7 @@ def report(
         with reading(comparison):
             run = runs.with_comparison(run, beside)
     if options.json or not named:
-        sys.stdout.write(text_of(run, file=run_file, json=options.json))
+        write_out(text_of(run, file=run_file, json=options.json))
     if not named:
         return
     from rematplan.report.document import html_document, picture, text_document
@@ -56,4 +56,4 @@ def report(
             contents.append((output, (html_document(run) if is_page else text_document(run)).encode()))
         contents += [(path, picture(run, kind)) for path, kind in ((png, "png"), (svg, "svg")) if path is not None]
     for path, content in contents:
-        sys.stderr.write(f"Wrote {write_bytes(path, content, force=options.force)}\n")
+        say(f"Wrote {write_bytes(path, content, force=options.force)}")

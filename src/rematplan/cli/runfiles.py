@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Generator
 from pathlib import Path
 
+from rematplan.cli.output import rendered
 from rematplan.errors import InputError, RematplanError
 from rematplan.report import run as runs
 from rematplan.report.run import Run
@@ -27,19 +28,12 @@ def text_of(run: Run, *, file: Path, json: bool) -> str:
     Raises:
       InputError: the record is damaged.
     """
-    with reading(file):
-        text = runs.to_text(run.to_json()) if json else _rendered(run)
-        text.encode()  # JSON can hold halves of characters, which no file can
-    return text
-
-
-def _rendered(run: Run) -> str:
     from rematplan.report import terminal
 
-    console = terminal.stdout()
-    with console.capture() as whole:
-        console.print(terminal.render_run(run))
-    return whole.get()
+    with reading(file):
+        text = runs.to_text(run.to_json()) if json else rendered(terminal.render_run(run))
+        text.encode()  # JSON can hold halves of characters, which no file can
+    return text
 
 
 @contextlib.contextmanager

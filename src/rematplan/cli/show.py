@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options
+from rematplan.cli.output import rendered, write_out
 from rematplan.cli.runfiles import read_run, text_of
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.report import run as runs
@@ -37,7 +37,7 @@ def show(
 
 def _show_run(file: Path, *, json: bool) -> dict[str, Any]:
     run = read_run(file)
-    sys.stdout.write(text_of(run, file=file, json=json))
+    write_out(text_of(run, file=file, json=json))
     return run.to_json()
 
 
@@ -48,17 +48,14 @@ def _show_plan(file: Path, *, code: bool, json: bool) -> dict[str, Any]:
 
     plan = Plan.load(file)
     if json:
-        sys.stdout.write(runs.to_text(plan.to_json()))
+        write_out(runs.to_text(plan.to_json()))
     elif code:
-        sys.stdout.write(plan_code(plan))
+        write_out(plan_code(plan))
     else:
         try:
-            shown = terminal.render("plan", record_of(plan.to_json()))
-            console = terminal.stdout()
-            with console.capture():  # all of it is read before any of it is shown
-                console.print(shown)
+            shown = rendered(terminal.render("plan", record_of(plan.to_json())))
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
             # what a plan does has been checked; its figures are only looked at here
             raise PlanMismatch(f"the figures in {file} cannot be read ({error!r}); plan again") from error
-        terminal.stdout().print(shown)
+        write_out(shown)
     return plan.to_json()
