@@ -116,7 +116,7 @@ def test_full_compile(program, full):
 
 
 def test_a_probe_predicts_the_cycles_of_what_was_learned(program, full):
-    table = CycleTable()
+    table = CycleTable(V5E.chip.clock_hz)
     table.add(full.costs)
     prediction = table.predict(measure(program, target=V5E, method=Method.PROBE).costs)
     assert prediction.cycles == full.cycles

@@ -87,7 +87,7 @@ def test_kernels_are_priced_by_what_they_say_or_by_their_traffic(text, flops, mo
 @pytest.mark.parametrize("text", [WITH, WITHOUT], ids=["estimate", "traffic"])
 def test_a_probe_predicts_the_kernels_of_a_compile(text):
     cost, probe = program_cost(parse(text), V5E), program_cost(parse(probed(text)), V5E)
-    table = CycleTable()
+    table = CycleTable(V5E.clock_hz)
     table.add(cost.instructions)
     prediction = table.predict(probe.instructions)
     assert (prediction.cycles, prediction.known_fraction) == (cost.cycles, 1.0)
@@ -106,11 +106,11 @@ def test_kernels_that_say_other_things_are_other_kernels():
 
 def test_a_price_that_no_compiler_gave_prices_nothing_else():
     """What a kernel is taken to take says nothing of what the compiler takes for fusions that are like it."""
-    table = CycleTable()
+    table = CycleTable(V5E.clock_hz)
     kernel = kernel_of(program_cost(parse(WITH), V5E))
     table.add([dataclasses.replace(kernel, cycles=1000 * (kernel.cycles or 0))])
     alike = dataclasses.replace(kernel, fingerprint="fusion", cycles=None)
-    assert table.predict([alike]).cycles == CycleTable().predict([alike]).cycles
+    assert table.predict([alike]).cycles == CycleTable(V5E.clock_hz).predict([alike]).cycles
 
 
 FUSED = """HloModule jit_f, is_scheduled=true
@@ -181,6 +181,6 @@ def test_a_kernel_of_a_compiled_program():
     probe = compiler.measure(program, target=target, method=Method.PROBE, cache=Cache(None))
     assert probe.warnings == full.warnings
     assert probe.seconds > at_least
-    table = CycleTable()
+    table = CycleTable(V5E.clock_hz)
     table.add(full.costs)
     assert table.predict(probe.costs).cycles == full.cycles

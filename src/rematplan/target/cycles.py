@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,12 +30,13 @@ from rematplan.target.target import Target, compiler_versions
 _FORMAT = 2
 _MOST_FILES = 32  # of a table, before they are put together into one
 # Prices before anything is learned: cycles of an instruction, then of each field of `work.Work`. Fitted to the fusions
-# of the six-block GPT on v5e; seconds are priced at the clock, so that the first two carry over to other chips.
+# of the six-block GPT on v5e; seconds are priced at the chip's clock, so that the first two carry over to other chips.
 _PRIOR_FIXED = 500.0
-_PRIOR_CLOCK = 1.5e9
+_PRIOR_PER_SECOND = (
+    0.5,  # matrix_seconds: half, because the rest of a product's time is in what it writes
+    1.15,  # hbm_seconds
+)
 _PRIOR = (
-    0.5 * _PRIOR_CLOCK,  # matrix_seconds: half, because the rest of a product's time is in what it writes
-    1.15 * _PRIOR_CLOCK,  # hbm_seconds
     0.3 / 4096,  # bytes
     0.5 / 1024,  # transcendentals
     4.0 / 1024,  # reduced
@@ -67,7 +69,9 @@ class _Entry:
 class CycleTable:
     """Cycles by fingerprint, for one chip and compiler version."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock_hz: float = math.nan) -> None:
+        """Nothing is learned yet. The chip's clock prices what was not met; what only learns needs none."""
+        self._clock_hz = clock_hz
         self._entries: dict[str, _Entry] = {}
         self._met: tuple[Any, Any] | None = None  # of every entry the shares of its price, and what it took beyond
 
@@ -108,11 +112,11 @@ class CycleTable:
         if not costs:
             return 0.0
         counts = np.array([float(cost.count) for cost in costs])
-        shares = _shares([cost.work for cost in costs])
+        shares = _shares([cost.work for cost in costs], self._clock_hz)
         cycles = shares.sum(axis=1)
         if self._met is None:
             entries = [e for k, e in self._entries.items() if e.cycles > 0 and not k.endswith(UNPRICED)]
-            met = _shares([entry.work for entry in entries])
+            met = _shares([entry.work for entry in entries], self._clock_hz)
             beyond = np.log(np.array([entry.cycles for entry in entries])) - np.log(met.sum(axis=1))
             self._met = np.log1p(met / _NOTHING), beyond
         places, beyond = self._met
@@ -157,8 +161,9 @@ class CycleTable:
     @staticmethod
     def load(cache: Cache, target: Target) -> CycleTable:
         """What was learned before on this chip and compiler version; empty if nothing was."""
+        clock_hz = target.chip.clock_hz if target.chip else math.nan
         while True:
-            table = CycleTable()
+            table = CycleTable(clock_hz)
             names = cache.names(_folder(target))
             documents = [cache.read(name) for name in names]
             if any(d is None for d in documents) and cache.names(_folder(target)) != names:
@@ -178,7 +183,9 @@ class CycleTable:
             self._learn(fingerprint, entry)
 
 
-def only_probed(probed: Iterable[InstructionCost], compiled: Iterable[InstructionCost]) -> list[InstructionCost]:
+def only_probed(
+    probed: Iterable[InstructionCost], compiled: Iterable[InstructionCost], clock_hz: float
+) -> list[InstructionCost]:
     """Prices of what a probe of a program has and its full compile does not, so that the probe costs what the compile does.
 
     Of programs of several devices the compiler joins products and transfers after a probe has stopped: half of the kinds of
@@ -195,7 +202,7 @@ def only_probed(probed: Iterable[InstructionCost], compiled: Iterable[Instructio
     left = total - sum(cost.count * entries[cost.fingerprint] for cost in probed if cost.fingerprint in entries)
     if not strange or left <= 0:
         return []
-    priced = [float(sum(row)) for row in _shares([cost.work for cost in strange])]
+    priced = [float(sum(row)) for row in _shares([cost.work for cost in strange], clock_hz)]
     scale = left / max(sum(cost.count * price for cost, price in zip(strange, priced, strict=True)), 1.0)
     return [
         replace(cost, fingerprint=cost.fingerprint + UNPRICED, count=0, cycles=round(scale * price))
@@ -203,11 +210,11 @@ def only_probed(probed: Iterable[InstructionCost], compiled: Iterable[Instructio
     ]
 
 
-def _shares(works: list[tuple[float, ...]]) -> Any:
+def _shares(works: list[tuple[float, ...]], clock_hz: float) -> Any:
     """Cycles of each kind of work in each instruction, at the prior prices, [instructions, 1 + kinds]."""
     import numpy as np
 
-    prices = np.array((_PRIOR_FIXED, *_PRIOR))
+    prices = np.array((_PRIOR_FIXED, *(share * clock_hz for share in _PRIOR_PER_SECOND), *_PRIOR))
     amounts = np.zeros((len(works), len(prices)))
     amounts[:, 0] = 1.0
     for row, work in enumerate(works):

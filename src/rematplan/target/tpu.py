@@ -207,7 +207,7 @@ def _compiled(
         },
         timeline=timeline,
         modules=cost.modules,
-        costs=(*cost.instructions, *only_probed(probe.costs, cost.instructions)),
+        costs=(*cost.instructions, *only_probed(probe.costs, cost.instructions, chip.clock_hz)),
         warnings=_about_kernels(cost),
     )
 
