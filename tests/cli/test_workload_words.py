@@ -68,6 +68,40 @@ def test_a_module_in_the_current_folder(factory_file, monkeypatch):
     assert load_workload("users_model:make", []).name == "small"
 
 
+@pytest.mark.parametrize(
+    ("package", "module", "complaint"),
+    [
+        ("import users_missing", "", "raised ModuleNotFoundError: No module named 'users_missing' ({package}:1 in"),
+        ("", "import users_missing", "raised ModuleNotFoundError: No module named 'users_missing' ({module}:1 in"),
+        ("import users_pkg.other", "", "No module named 'users_pkg.other' ({package}:1 in"),
+        ("raise ImportError('old')", "", "importing users_pkg.model raised ImportError: old ({package}:1 in"),
+        ("1 / 0", "", "importing users_pkg.model raised ZeroDivisionError: division by zero ({package}:1 in"),
+        ("def x(:", "", "importing users_pkg.model failed: invalid syntax ({package}:1)"),
+        ("", None, "there is no module 'users_pkg.model'"),
+        (None, None, "there is no module 'users_pkg.model'"),
+    ],
+)
+def test_what_a_package_lacks_is_not_the_module_that_was_asked_for(
+    cli, tmp_path, factory_file, monkeypatch, package, module, complaint
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "users_pkg").mkdir()
+    paths = {"package": "users_pkg/__init__.py", "module": "users_pkg/model.py"}
+    for source, path in ((package, paths["package"]), (module, paths["module"])):
+        if source is not None:
+            factory_file(source, path)
+    result = cli("inspect", "users_pkg.model:make")
+    assert result.code == 2
+    assert complaint.format(**{key: tmp_path / path for key, path in paths.items()}) in result.err
+
+
+@pytest.mark.parametrize("name", [".model", "..", "a..b", "users absent", "os.path.no.such", "json.decoder.no", "os/x"])
+def test_names_that_are_no_modules(cli, name):
+    result = cli("inspect", f"{name}:make")
+    assert result.code == 2
+    assert f"there is no module {name!r}" in result.err
+
+
 def test_built_in_names_are_short_for_their_module():
     short = load_workload("mlp", ["blocks=2"])
     full = load_workload("rematplan.workloads:mlp", ["blocks=2"])

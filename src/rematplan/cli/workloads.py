@@ -105,16 +105,27 @@ def _load_module(name: str) -> ModuleType:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)  # as `python -m` does
-    try:
-        found = importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # of a package above it
-        found = False
-    if not found:
+    if not _run_users_code(lambda: _is_module(name), doing=f"importing {name}"):
         raise InputError(
             f"there is no module {name!r} (looked in {folder} and the installed packages); "
             "for a file write file.py:factory."
         )
     return _run_users_code(lambda: importlib.import_module(name), doing=f"importing {name}")
+
+
+def _is_module(name: str) -> bool:
+    """Whether there is such a module; imports the packages above it, and raises what they raise."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        return False
+    if name in sys.modules:  # some, like __main__, cannot be looked for
+        return True
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # one of the packages above it is missing, and not something that one of them imports
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise
 
 
 def _load_file(path: Path) -> ModuleType:
