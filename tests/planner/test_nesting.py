@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rematplan.errors import InfeasibleBudget
-from rematplan.planner.nesting import Kept, Line, Nest, Stage, StageChoice, minimum_budget, solve
+from rematplan.planner.nesting import Kept, Line, Nest, Stage, StageChoice, bound_seconds, minimum_budget, solve
 from rematplan.planner.simulate import replay_nest
 
 TAPE = 64  # bytes of one step's tape: two never fit beside each other
@@ -125,6 +125,22 @@ def test_a_coarse_grid_never_overruns_the_budget(line: list[Stage], budget: int,
     replayed = replay_nest(line, nest)
     assert replayed.peak_bytes <= budget
     assert replayed.seconds == pytest.approx(nest.seconds)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(stages, min_size=1, max_size=4), st.integers(1, 40), st.integers(1, 60))
+def test_no_nest_that_fits_is_faster_than_the_bound_on_any_grid(line: list[Stage], budget: int, grid: int) -> None:
+    replays = [replay_nest(line, Nest(0, len(line), parts, 0.0)) for parts in every_nest(line, 0, len(line))]
+    least = min((r.seconds for r in replays if r.peak_bytes <= budget), default=math.inf)
+    assert bound_seconds(line, budget_bytes=budget, grid=grid) <= least
+    assert bound_seconds(line, budget_bytes=budget, grid=budget) == pytest.approx(least)  # a cell is a byte
+
+
+def test_sizes_rounded_up_are_no_bound() -> None:
+    line = [Stage("a", 8, 1.0, 8, (StageChoice("all", 11, 8, 2.0), StageChoice("some", 3, 8, 2.5))) for _ in range(9)]
+    exact = solve(line, budget_bytes=133, grid=133).seconds
+    rounded = solve(line, budget_bytes=133, grid=13).seconds
+    assert bound_seconds(line, budget_bytes=133, grid=13) <= exact < rounded
 
 
 def test_more_memory_is_never_slower_and_less_needs_deeper_nests() -> None:

@@ -24,7 +24,8 @@ import numpy as np
 
 from rematplan.errors import InfeasibleBudget
 
-# Cells of the grid of bytes: sizes are rounded up to whole cells, so that what fits on the grid fits in bytes.
+# Cells of the grid of bytes: sizes are rounded up to whole cells, so that what fits on the grid fits in bytes; down for a
+# lower bound on the time.
 GRID = 1024
 
 
@@ -115,6 +116,15 @@ def solve(line: Line, *, budget_bytes: int, grid: int = GRID) -> Nest:
     return table.nest(0, len(line), table.cells)
 
 
+def bound_seconds(line: Line, *, budget_bytes: int, grid: int = GRID) -> float:
+    """Seconds that no nest under the budget is faster than; infinite where none fits.
+
+    Sizes are rounded down to whole cells of the grid: what fits in bytes fits on that grid too.
+    """
+    table = _Table(line, budget_bytes, grid, rounded_up=False)
+    return float(table.seconds(0, len(line))[-1])
+
+
 def minimum_budget(line: Line, *, grid: int = GRID) -> int:
     """The least budget for which `solve` finds a nest, in bytes, to within a cell of the grid."""
     enough = sum(s.input_bytes + s.gradient_bytes for s in line) + max(
@@ -133,15 +143,16 @@ def minimum_budget(line: Line, *, grid: int = GRID) -> int:
 class _Table:
     """Seconds by stretch and free cells; stretches of like stages share a row."""
 
-    def __init__(self, line: Line, budget_bytes: int, grid: int):
+    def __init__(self, line: Line, budget_bytes: int, grid: int, *, rounded_up: bool = True):
         self._line = line
+        self._rounded_up = rounded_up
         self.cell = max(1, -(-budget_bytes // grid))
         self.cells = budget_bytes // self.cell
         count = len(line)
-        self._input = np.array([self._up(s.input_bytes) for s in line], dtype=np.int64)
+        self._input = np.array([self._in_cells(s.input_bytes) for s in line], dtype=np.int64)
         self._forward = np.concatenate([[0.0], np.cumsum([s.forward_seconds for s in line])])
-        self._gradient = np.concatenate([[0], np.cumsum([self._up(s.gradient_bytes) for s in line])])
-        self._workspace = np.array([self._up(s.forward_workspace_bytes) for s in line], dtype=np.int64)
+        self._gradient = np.concatenate([[0], np.cumsum([self._in_cells(s.gradient_bytes) for s in line])])
+        self._workspace = np.array([self._in_cells(s.forward_workspace_bytes) for s in line], dtype=np.int64)
         self._row = _rows_by_structure(line)
         self._rows = np.full((int(self._row.max()) + 1, self.cells + 1), np.inf)
         filled = np.zeros(len(self._rows), dtype=bool)
@@ -152,8 +163,8 @@ class _Table:
                     filled[row] = True
                     self._rows[row] = self._solve(start, start + length)
 
-    def _up(self, size: int) -> int:
-        return -(-size // self.cell)
+    def _in_cells(self, size: int) -> int:
+        return -(-size // self.cell) if self._rounded_up else size // self.cell
 
     def seconds(self, start: int, stop: int) -> np.ndarray:
         """By free cells: the least seconds for forward and backward pass of a stretch."""
@@ -171,7 +182,7 @@ class _Table:
                 if row[free] < best:
                     after = self._input[at + 1] if at + 1 < stop else 0
                     best, part = row[free], Kept(at, choice)
-                    left = free - self._up(choice.kept_bytes) - int(after)
+                    left = free - self._in_cells(choice.kept_bytes) - int(after)
             splits = self._regions(at, stop)
             if len(splits) and splits[:, free].min() < best:
                 split = at + 1 + int(splits[:, free].argmin())
@@ -194,11 +205,11 @@ class _Table:
     def _kept(self, start: int, stop: int, choice: StageChoice) -> np.ndarray:
         """Seconds if the first stage keeps this."""
         stage = self._line[start]
-        kept = self._up(choice.kept_bytes)
+        kept = self._in_cells(choice.kept_bytes)
         own = stage.forward_seconds + choice.backward_seconds
         later = int(self._gradient[stop] - self._gradient[start + 1])
         after = int(self._gradient[stop] - self._gradient[start])
-        need = max(int(self._workspace[start]), kept + self._up(choice.workspace_bytes) + later, after)
+        need = max(int(self._workspace[start]), kept + self._in_cells(choice.workspace_bytes) + later, after)
         row = np.full(self.cells + 1, np.inf)
         if start + 1 == stop:
             row[need:] = own

@@ -245,10 +245,11 @@ def _bound(found: Found) -> dict[str, Any]:
     return {
         "seconds": bound,
         "gap": gap,
-        "basis": "no plan of the same families is faster by the prices of the search: choices over the chain of blocks from "
-        "measured menus, nested regions, mixtures of loop iterations, each solved to optimality",
-        "not_covered": "other places for regions, save sets between those of the menus, other orders of operations, and "
-        "what the compiler makes of a mixture that its parts do not show",
+        "basis": "by the prices of the search no plan of the same families that fits is faster: choices over the chain of "
+        "blocks from measured menus; nested regions, with their bytes rounded down; mixtures of two ways to run a loop's "
+        "iterations, as if those could be divided",
+        "not_covered": "other places for regions, save sets between those of the menus, other orders of operations, what turns "
+        "out to need less than predicted, and what the compiler makes of a mixture that its parts do not show",
     }
 
 

@@ -2,7 +2,8 @@
 
 Comes in: candidates that treat all blocks alike, with their figures. Goes out: candidates that mix them, each with the
 memory and time that the chain predicts. What a region keeps is known; what else is live while it runs, and what it costs
-in time, is what its candidate's figures leave over, so that the chain reproduces every candidate it was made from.
+in time, is what its candidate's figures leave over. So the chain reproduces the candidates that it was made from; of those
+that do the same with a stretch of blocks only the first, whose figures stand for the others there.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from rematplan.errors import InfeasibleBudget
 from rematplan.planner.blocks import Block
 from rematplan.planner.chain import Chain, Choice
 from rematplan.planner.chain import Span as ChainSpan
-from rematplan.planner.solve import Solution, ranked
+from rematplan.planner.solve import Solution, ranked, solve
 from rematplan.program.configuration import Configuration, Region
 from rematplan.search.candidates import MIXED, Candidate, Span
 from rematplan.search.extrapolate import Figures
@@ -49,7 +50,7 @@ def mixes(problem: Problem, plain: Figures, priced: Sequence[Priced], *, budget_
       plain: figures of the program without regions.
       priced: candidates made of regions over the chain of blocks.
     """
-    usable = [p for p in priced if p.candidate.spans and not p.candidate.hand_written]
+    usable = _usable(priced)
     if not usable:
         return []
     chain, parts = _chain(problem, plain, usable)
@@ -58,6 +59,26 @@ def mixes(problem: Problem, plain: Figures, priced: Sequence[Priced], *, budget_
     except InfeasibleBudget:
         return []
     return [_mix(solution, parts) for solution in solutions]
+
+
+def fastest(problem: Problem, plain: Figures, priced: Sequence[Priced], *, budget_bytes: int) -> float | None:
+    """Seconds that no mixture under the budget is faster than, by the chain's prices; None if none fits.
+
+    Args:
+      plain, priced: as in `mixes`.
+    """
+    usable = _usable(priced)
+    if not usable:
+        return None
+    chain, _ = _chain(problem, plain, usable)
+    try:
+        return solve(chain, budget_bytes=budget_bytes).bound_seconds
+    except InfeasibleBudget:
+        return None
+
+
+def _usable(priced: Sequence[Priced]) -> list[Priced]:
+    return [p for p in priced if p.candidate.spans and not p.candidate.hand_written]
 
 
 Parts = dict[tuple[str, int, int], tuple[tuple[Region, ...], tuple[Span, ...]]]

@@ -7,12 +7,13 @@ costs is read from the region around the whole model where it was measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rematplan.errors import InfeasibleBudget
 from rematplan.planner.blocks import Block
-from rematplan.planner.nesting import Kept, Nest, Stage, StageChoice, minimum_budget, solve
+from rematplan.planner.nesting import Kept, Nest, Stage, StageChoice, bound_seconds, minimum_budget, solve
 from rematplan.program.configuration import Configuration, Region
 from rematplan.search.candidates import ONE_BLOCK, Candidate
 from rematplan.search.extrapolate import Figures
@@ -43,8 +44,8 @@ def nested(problem: Problem, plain: Figures, priced: Sequence[Priced], *, budget
       plain: figures of the program without regions.
       priced: everything measured; read are the candidates with one region for each block, and the one around them all.
     """
-    levels = [p for p in priced if p.candidate.grouping == ONE_BLOCK and p.candidate.spans]
-    if len(problem.coarse) < 3 or not levels or any(b.barrier for b in problem.coarse):
+    levels = _levels(problem, priced)
+    if not levels:
         return None
     base = fixed_bytes(plain)
     line, regions = _line(problem, plain, priced, levels, base)
@@ -60,6 +61,27 @@ def nested(problem: Problem, plain: Figures, priced: Sequence[Priced], *, budget
     configuration = Configuration(found)
     name = f"{len(list(configuration.all_regions()))} regions nested {depth(found)} deep"
     return Nested(Candidate(name, configuration, NESTED), nest.seconds)
+
+
+def fastest_nest(problem: Problem, plain: Figures, priced: Sequence[Priced], *, budget_bytes: int) -> float | None:
+    """Seconds that no nest under the budget is faster than, however deep; None if none fits.
+
+    Args:
+      plain, priced: as in `nested`.
+    """
+    levels, base = _levels(problem, priced), fixed_bytes(plain)
+    if not levels or budget_bytes <= base:
+        return None
+    line, _ = _line(problem, plain, priced, levels, base)
+    seconds = bound_seconds(line, budget_bytes=budget_bytes - base)
+    return seconds if math.isfinite(seconds) else None
+
+
+def _levels(problem: Problem, priced: Sequence[Priced]) -> list[Priced]:
+    """The candidates whose choices for a block can be nested; none where the chain is too short, or must not run again."""
+    if len(problem.coarse) < 3 or any(b.barrier for b in problem.coarse):
+        return []
+    return [p for p in priced if p.candidate.grouping == ONE_BLOCK and p.candidate.spans]
 
 
 def _shallow(line: Sequence[Stage], rooms: Sequence[int]) -> Nest | None:

@@ -64,7 +64,7 @@ class Found:
     Attributes:
       best: the plan.
       others: what else was compiled for this budget.
-      bound_seconds: no plan of the families that were searched is faster under this budget, by the prices of the search.
+      bound_seconds: no plan of the families that were searched is faster that fits this budget, by the prices of the search.
       search: what it took: seconds, probes, compiles.
     """
 

@@ -26,8 +26,8 @@ from rematplan.search.candidates import (
 )
 from rematplan.search.extrapolate import Figures
 from rematplan.search.loops import fastest_mixture, in_chunks, mixtures, offloaded
-from rematplan.search.mixing import Mix, Priced, mixes
-from rematplan.search.nesting import NESTED, nested
+from rematplan.search.mixing import Mix, Priced, fastest, mixes
+from rematplan.search.nesting import NESTED, fastest_nest, nested
 from rematplan.search.prices import Prices
 from rematplan.search.problem import Problem
 
@@ -81,7 +81,7 @@ class Probes:
           mixed_margin: bytes that mixtures turned out to need beyond what was predicted.
 
         Returns:
-          By kind of candidate, seconds that none of them is faster than, by the prices so far.
+          By kind of candidate, seconds that none of them is faster than that fits the budget, by the prices so far.
         """
         priced = self.repriced()
         plain = next(p.figures for p in priced if p.candidate.name == "plain")
@@ -177,7 +177,7 @@ class Probes:
         """Probes the chain's fastest mixtures; where they need more than it said, asks it again for so much less.
 
         Returns:
-          The chain's least seconds under the budget; None if it has no selection that fits.
+          Seconds that no mixture under the whole budget is faster than, by the chain's prices; None if none fits.
         """
         uniform = [p for p in priced if p.candidate.grouping != MIXED]
         # what was only predicted, for another budget or by older prices, is predicted again
@@ -189,12 +189,14 @@ class Probes:
             mixed = mixes(self.problem, plain, uniform, budget_bytes=room, count=MIXES)
             if not mixed:
                 break
-            bound = bound if bound is not None else min(m.bound_seconds for m in mixed)
+            if room == budget:
+                bound = mixed[0].bound_seconds
             if self.problem.folds:
                 # a mixture does not repeat: its probe would cost in proportion to depth, and peaks of chains add up
                 sources = frozenset[str]().union(*(m.sources for m in mixed))
                 if self._confirm_all(sources):
                     uniform = [p for p in self.repriced() if p.candidate.grouping != MIXED]
+                    bound = None
                     mixed = mixes(self.problem, plain, uniform, budget_bytes=room, count=MIXES) or mixed
                 self._predict(mixed)
                 break
@@ -204,7 +206,8 @@ class Probes:
             if not over or any(p is not None and p.figures.required_bytes <= budget for _, p in probed):
                 break
             room -= max(min(over), 1)
-        return bound
+        # what leaves a margin is made to fit, and says nothing of what else does
+        return bound if bound is not None else fastest(self.problem, plain, uniform, budget_bytes=budget)
 
     def _predict(self, mixed: Sequence[Mix]) -> None:
         """Takes the chain's word for mixtures."""
@@ -241,18 +244,18 @@ class Probes:
           budget: None for the smallest need that nesting reaches.
 
         Returns:
-          Seconds of the fastest nest under the budget; None if none fits.
+          Seconds that no nest under the budget is faster than; None if none fits, or without a budget.
         """
         if new_remat():
             return None
         room, bound = budget, None
+        if budget is not None:
+            bound = fastest_nest(self.problem, plain, list(self.measured.values()), budget_bytes=budget)
         for _ in range(NEST_ROUNDS):
             priced = list(self.measured.values())
             flat = [p for p in priced if p.candidate.grouping != NESTED]
             known = [p for p in flat if budget is not None and p.figures.required_bytes <= budget]
             found = nested(self.problem, plain, priced, budget_bytes=room)
-            if found is not None and bound is None:
-                bound = found.predicted_seconds
             if found is None or found.candidate.configuration in self.measured:
                 break
             if known and found.predicted_seconds > WORTH_NESTING * min(p.figures.seconds for p in known):
