@@ -105,6 +105,23 @@ def test_ranked_is_the_order_of_all_kinds(chain, budget):
         assert s.seconds == best[s.kind]
 
 
+@settings(max_examples=100, deadline=None)
+@given(chain=small_chains(most_blocks=4), budget=st.integers(10, 80))
+def test_the_bounds_of_ranked_hold_for_every_kind_that_was_not_given_before(chain, budget):
+    replays = [(replay(chain, s), frozenset(p.choice.label for p in s)) for s in all_selections(chain)]
+    fitting = [(r.seconds, kind) for r, kind in replays if r.peak_bytes <= budget]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(labels, "WIDTHS", (1,))  # which may miss the optimum
+        try:
+            found = ranked(chain, budget_bytes=budget, points=4)
+        except InfeasibleBudget:
+            return
+    given_before = set()
+    for solution in found:
+        assert solution.bound_seconds <= min(seconds for seconds, kind in fitting if kind not in given_before)
+        given_before.add(solution.kind)
+
+
 @settings(max_examples=50, deadline=None)
 @given(chain=small_chains())
 def test_frontier_runs_from_the_smallest_peak_to_the_fastest(chain):
