@@ -7,8 +7,8 @@ import time
 import pytest
 
 from rematplan.scopes import module_path
-from rematplan.target.hlo import dtype_bits, executions, parse, shape_leaves, trip_count
-from tests.target.hlo_texts import CHAIN, LOOP
+from rematplan.target.hlo import dtype_bits, parse, shape_leaves
+from tests.target.hlo_texts import CHAIN
 
 
 @pytest.mark.parametrize(
@@ -64,38 +64,6 @@ def test_locations_skip_flax():
 def test_operands_printed_with_shapes():
     text = CHAIN.replace("dot(%a, %a)", "dot(f32[512,512]{1,0:T(8,128)S(1)} %a, f32[512,512]{1,0} %a)")
     assert parse(text).entry.instructions[1].operands == ("a", "a")
-
-
-def test_loop_trip_count_from_the_condition():
-    module = parse(LOOP)
-    (loop,) = [i for i in module.entry.instructions if i.opcode == "while"]
-    assert trip_count(module, loop) == 5
-    counts = {i.name: times for i, times in executions(module)}
-    assert counts["y"] == 5
-    assert counts["out"] == 1
-
-
-def test_known_trip_count_wins():
-    text = LOOP.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"3"}}')
-    module = parse(text)
-    assert {times for i, times in executions(module) if i.name == "y"} == {3}
-
-
-def test_asynchronous_copies_are_one_instruction():
-    text = """HloModule m, is_scheduled=true
-
-%moved (p: f32[512,512]) -> f32[128,512] {
-  %p = f32[512,512]{1,0} parameter(0)
-  ROOT %s = f32[128,512]{1,0:S(1)} slice(%p), slice={[0:128], [0:512]}
-}
-
-ENTRY %e (a: f32[512,512]) -> f32[128,512] {
-  %a = f32[512,512]{1,0} parameter(0)
-  %start = ((f32[512,512]{1,0}), f32[128,512]{1,0:S(1)}, s32[]) async-start(%a), calls=%moved
-  ROOT %done = f32[128,512]{1,0:S(1)} async-done(%start)
-}
-"""
-    assert [i.opcode for i, _ in executions(parse(text))] == ["parameter", "async-start", "async-done"]
 
 
 def test_aliased_outputs():

@@ -16,9 +16,10 @@ from dataclasses import astuple, dataclass
 from rematplan.scopes import module_path, without_indices
 from rematplan.target.chips import Chip
 from rematplan.target.collectives import Clock
+from rematplan.target.executions import executions
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter, Operations
-from rematplan.target.hlo import HBM, HOST, Computation, Instruction, Module, executions
+from rematplan.target.hlo import HBM, HOST, Computation, Instruction, Module
 from rematplan.target.kernels import kernels_in
 from rematplan.target.measurement import CollectiveUse, InstructionCost, ModuleTime
 from rematplan.target.provenance import Pass, Provenance, pass_of

@@ -37,7 +37,6 @@ _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _LEAF = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _TILE = re.compile(r"T\(([\d,]+)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
@@ -46,13 +45,6 @@ _TABLE_ROW = re.compile(r"(\d+) (.*)$")
 _FIELD = re.compile(r"(\w+)=(\d+)")
 _PARTITIONS = re.compile(r"\bnum_partitions=(\d+)")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-# between places or, the last ones, between devices
-_MOVES = frozenset(
-    {
-        "parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple",
-        "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ragged-all-to-all", "collective-permute",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,61 +327,3 @@ def dtype_bits(dtype: str) -> int:
     if dtype in _BITS:
         return _BITS[dtype]
     return next((bits for prefix, bits in _BITS_BY_PREFIX if dtype.startswith(prefix)), 32)
-
-
-def trip_count(module: Module, loop: Instruction) -> int:
-    """How often a `while` runs: as the compiler says, else the largest integer constant of its condition, else 1.
-
-    The TPU compiler prints no `known_trip_count`; a counted loop compares its counter with a constant.
-    """
-    known = _TRIPS.search(loop.attributes)
-    if known:
-        return int(known[1])
-    condition = loop.attribute("condition")
-    return max(_integer_constants(module, condition), default=1) if condition else 1
-
-
-def _integer_constants(module: Module, name: str) -> Iterator[int]:
-    computation = module.computations.get(name)
-    for instruction in computation.instructions if computation else ():
-        if instruction.opcode == "constant" and instruction.arguments.strip().isdigit():
-            yield int(instruction.arguments)
-        for called in instruction.called:
-            yield from _integer_constants(module, called)
-
-
-def executions(module: Module) -> Iterator[tuple[Instruction, int]]:
-    """Every scheduled instruction with how often it runs. Fusions are one instruction; loop bodies are entered.
-
-    Each branch of a conditional is counted once. An asynchronous copy or collective is one instruction, however it is written.
-    """
-    return _executions(module, module.entry, 1)
-
-
-def _executions(module: Module, computation: Computation, times: int) -> Iterator[tuple[Instruction, int]]:
-    for instruction in computation.instructions:
-        if instruction.opcode == "while":
-            body = module.computations.get(instruction.attribute("body") or "")
-            if body is not None:
-                yield from _executions(module, body, times * trip_count(module, instruction))
-        elif instruction.opcode in ("call", "conditional", "async-start"):
-            called = [module.computations[name] for name in instruction.called if name in module.computations]
-            if instruction.opcode == "async-start" and all(_only_moves(module, computation) for computation in called):
-                yield instruction, times
-                continue
-            for computation in called:
-                yield from _executions(module, computation, times)
-        else:
-            yield instruction, times
-
-
-def _only_moves(module: Module, computation: Computation) -> bool:
-    """Whether nothing is computed; GPU compilers wrap a copy in a fusion."""
-    for instruction in computation.instructions:
-        if instruction.opcode == "fusion":
-            called = [module.computations[name] for name in instruction.called if name in module.computations]
-            if called and all(_only_moves(module, inner) for inner in called):
-                continue
-        if instruction.opcode not in _MOVES:
-            return False
-    return True

@@ -21,9 +21,10 @@ from rematplan.target.chips import Chip
 from rematplan.target.cost import ProgramCost, program_cost, step_seconds
 from rematplan.target.cycles import only_probed
 from rematplan.target.dumps import read_dump, scheduled_text
+from rematplan.target.executions import executions
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter
-from rematplan.target.hlo import Module, executions, parse
+from rematplan.target.hlo import Module, parse
 from rematplan.target.measurement import Measurement, Source
 from rematplan.target.stated import stated
 from rematplan.target.timeline import live_ranges
