@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
+import jax.numpy as jnp
 import jsonschema
+import numpy as np
 import pytest
 
 from rematplan.records import (
@@ -152,6 +156,33 @@ def test_groups_fold_list_positions_only():
 
 def test_numbers_that_json_cannot_hold_become_null():
     assert plain({"a": float("inf"), "b": (1.5, float("nan"))}) == {"a": None, "b": [1.5, None]}
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        (jnp.bfloat16, "bfloat16"),
+        (np.float32, "float32"),
+        (np.dtype("float32"), "float32"),
+        (jnp.dtype("bfloat16"), "bfloat16"),
+        (np.int64(3), 3),
+        (np.bool_(True), True),
+        (np.float32("inf"), None),
+        (jnp.float32(0.5), 0.5),
+        (jnp.tanh, "tanh"),
+        (Path("a/b"), "a/b"),
+        ((1, [None, {"k": np.int32(2)}]), [1, [None, {"k": 2}]]),
+        (frozenset({1}), "frozenset({1})"),
+        (1 + 2j, "(1+2j)"),
+    ],
+)
+def test_whatever_a_factory_takes_can_be_written(given, written):
+    record = replace(FIT, keywords={"given": given})
+    document = json.loads(to_text(record.to_json()))
+    assert document["keywords"] == {"given": written}
+    jsonschema.validate(document, schema("fit"))
+    assert "40" in render_text("fit", document)
+    assert "40" in str(record)
 
 
 def test_run_record_is_read_back_as_it_was(tmp_path):
