@@ -24,6 +24,7 @@ from rematplan._jax_private import Processes, processes
 from rematplan._plan import Plan, difference, module_fingerprints, shapes_fingerprint
 from rematplan.errors import InfeasibleBudget, InputError, PlanMismatch, RematplanError
 from rematplan.program.graph import Graph
+from rematplan.records import Finding, plain
 
 # How far apart processes may ask for a plan: they build and trace their models first
 ARRIVAL_SECONDS = 600.0
@@ -181,7 +182,7 @@ def _written(error: BaseException) -> dict[str, Any]:
     known = isinstance(error, RematplanError)
     written: dict[str, Any] = {"kind": type(error).__name__, "message": str(error) if known else repr(error)}
     if isinstance(error, InfeasibleBudget):
-        written |= {"minimum_bytes": error.minimum_bytes, "parts": error.parts}
+        written |= {"minimum_bytes": error.minimum_bytes, "parts": error.parts, "findings": plain(error.findings)}
     return written
 
 
@@ -189,6 +190,9 @@ def _read(written: Mapping[str, Any], *, process: int) -> RematplanError:
     """The error that another process met, of the same kind if it is one of ours."""
     message = f"process {process}: {written['message']}"
     if written["kind"] == InfeasibleBudget.__name__:
-        return InfeasibleBudget(message, minimum_bytes=written["minimum_bytes"], parts=written["parts"])
+        findings = [Finding(**finding) for finding in written["findings"]]
+        return InfeasibleBudget(
+            message, minimum_bytes=written["minimum_bytes"], parts=written["parts"], findings=findings
+        )
     kind = getattr(errors, written["kind"], None)
     return kind(message) if kind is not None else RematplanError(message)
