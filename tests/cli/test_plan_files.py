@@ -109,3 +109,15 @@ def test_the_code_of_a_plan_is_python_that_names_its_modules_and_values(cli, pla
     assert code.count("@nnx.remat") == 3
     assert "save_only_these_names" in code
     assert "layers/2" in code
+
+
+def test_the_code_is_no_document(cli, plan_file, tmp_path):
+    """Each of the two may be had; an option that would be ignored is refused, before anything is written."""
+    result = cli("show", str(plan_file), "--code", "--json", "--run", str(tmp_path / "copy.json"))
+    assert (result.code, result.out) == (2, "")
+    assert "--code" in result.err and "--json" in result.err
+    assert not (tmp_path / "copy.json").exists()
+    assert json.loads(cli("show", str(plan_file), "--json").out) == json.loads(plan_file.read_text())
+    copied = cli("show", str(plan_file), "--code", "--run", str(tmp_path / "copy.json"))
+    assert "@nnx.remat" in copied.out
+    assert copied.err == f"Wrote {tmp_path / 'copy.json'}\n"

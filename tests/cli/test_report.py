@@ -66,6 +66,26 @@ def test_a_comparison_beside_a_plan(cli, tmp_path, run_file):
     assert "give the run of a plan or a frontier first" in " ".join(result.err.split())
 
 
+@pytest.mark.parametrize("output", [(), ("-o", "page.html"), ("--json",)])
+def test_the_run_that_is_shown_can_be_written(cli, tmp_path, run_file, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    beside, merged = tmp_path / "compare.run.json", tmp_path / "merged.run.json"
+    beside.write_text(to_text(runs.comparison().to_json()), encoding="utf-8")
+    words = ("report", str(run_file), str(beside), *output, "--run", str(merged))
+    result = cli(*words)
+    assert result.code == 0
+    assert f"Wrote {merged}" in result.err
+    assert bool(result.out) == (output != ("-o", "page.html"))
+    assert json.loads(merged.read_text()) == json.loads(cli("report", str(run_file), str(beside), "--json").out)
+    assert cli("show", str(merged)).code == 0
+    (tmp_path / "page.html").unlink(missing_ok=True)
+    refused = cli(*words)
+    assert refused.code == 2 and "was left as it is" in refused.err
+    assert not (tmp_path / "page.html").exists()
+    again = cli("report", str(run_file), "-o", str(merged), "--run", str(merged), "--force")
+    assert again.code == 2 and "give each a name of its own" in again.err
+
+
 @pytest.mark.parametrize("damage", [lambda r: r["record"].pop("measured"), lambda r: r["record"]["plan"].clear()])
 def test_a_run_that_was_edited_by_hand_is_refused_or_shown(cli, tmp_path, run_file, damage):
     document = json.loads(run_file.read_text())

@@ -32,28 +32,29 @@ def report(
     svg: Annotated[Path | None, Parameter(help="Write the frontier and the timeline alone, as an SVG.")] = None,
     options: Options = DEFAULTS,
 ) -> None:
-    """Write a report of a run file; without -o, --png or --svg, print it."""
+    """Write a report of a run file; without -o, --png or --svg, print it. --run writes the run that it shows."""
     named = [path for path in (output, png, svg) if path is not None]
-    for path in named:
+    written = [*named, *([options.run] if options.run is not None else [])]
+    for path in written:
         check_destination(path, force=options.force)
-    if len({path.resolve() for path in named}) < len(named):
-        raise InputError(f"two results would go to {named[0]}; give each a name of its own.")
+    if len({path.resolve() for path in written}) < len(written):
+        raise InputError(f"two results would go to {written[0]}; give each a name of its own.")
     run = read_run(run_file)
     if comparison is not None:
         beside = read_run(comparison)
         with reading(comparison):
             run = runs.with_comparison(run, beside)
-    if options.json or not named:
-        write_out(text_of(run, file=run_file, json=options.json))
-    if not named:
-        return
     from rematplan.report.document import html_document, picture, text_document
 
     contents: list[tuple[Path, bytes]] = []  # everything is made before anything is written
+    if options.run is not None:
+        contents.append((options.run, text_of(run, file=run_file, json=True).encode()))
     with reading(run_file):
         if output is not None:
             is_page = output.suffix.lower() in {".html", ".htm"}
             contents.append((output, (html_document(run) if is_page else text_document(run)).encode()))
         contents += [(path, picture(run, kind)) for path, kind in ((png, "png"), (svg, "svg")) if path is not None]
+    if options.json or not named:
+        write_out(text_of(run, file=run_file, json=options.json))
     for path, content in contents:
         say(f"Wrote {write_bytes(path, content, force=options.force)}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from rematplan.cli.common import DEFAULTS, Options
-from rematplan.cli.output import rendered, write_out
+from rematplan.cli.output import rendered, say, write_out
 from rematplan.cli.runfiles import read_run, text_of
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.report import run as runs
@@ -25,6 +25,8 @@ def show(
     """Show a plan file or a run file."""
     if options.run is not None:
         check_destination(options.run, force=options.force)
+    if code and options.json:
+        raise InputError("--code prints Python and --json a document; give one of them.")
     if not runs.looks_like_run(file):
         document = _show_plan(file, code=code, json=options.json)
     elif code:
@@ -32,7 +34,7 @@ def show(
     else:
         document = _show_run(file, json=options.json)
     if options.run is not None:
-        write_text(options.run, runs.to_text(document), force=options.force)
+        say(f"Wrote {write_text(options.run, runs.to_text(document), force=options.force)}")
 
 
 def _show_run(file: Path, *, json: bool) -> dict[str, Any]:
