@@ -7,6 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 from cyclopts import App, CycloptsError
 
@@ -26,6 +27,7 @@ from rematplan.cli.targets import targets
 from rematplan.cli.userframe import users_frame
 from rematplan.cli.verify import verify
 from rematplan.errors import RematplanError
+from rematplan.report.files import noting
 
 EXIT_INTERNAL = 1
 EXIT_USAGE = 2
@@ -58,6 +60,11 @@ def build_app() -> App:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code. `words` are without the program's name; default `sys.argv`."""
+    with noting() as written:
+        return _main(words, written)
+
+
+def _main(words: Sequence[str] | None, written: list[Path]) -> int:
     words = list(sys.argv[1:] if words is None else words)
     open_closed()
     app = build_app()
@@ -75,7 +82,7 @@ def main(words: Sequence[str] | None = None) -> int:
         _complain(str(error))
         return error.exit_code
     except KeyboardInterrupt:
-        _complain("interrupted; nothing was written.")
+        _complain(f"interrupted; {_kept(written)}.")
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last resort of a program
         _debug(words)
@@ -91,6 +98,15 @@ def main(words: Sequence[str] | None = None) -> int:
     finally:
         warnings.showwarning = default_warning
     return 0
+
+
+def _kept(written: list[Path]) -> str:
+    """What an interruption left behind."""
+    if not written:
+        return "nothing was written"
+    if len(written) == 1:
+        return f"{written[0]} had been written, and is whole"
+    return f"{len(written)} files had been written, and are whole; the last is {written[-1]}"
 
 
 def _first_line(error: Exception) -> str:

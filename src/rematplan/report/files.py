@@ -6,10 +6,13 @@ import contextlib
 import os
 import secrets
 import stat
+from collections.abc import Generator
+from contextvars import ContextVar
 from pathlib import Path
 
 from rematplan.errors import InputError
 
+_NOTED: ContextVar[list[Path] | None] = ContextVar("_NOTED", default=None)
 _NEW_FILE = 0o666  # less what the user's umask takes away
 
 
@@ -79,7 +82,21 @@ def write_bytes(path: str | os.PathLike[str], content: bytes, *, force: bool = F
                 stream.write(content)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}; give a path elsewhere.") from error
+    noted = _NOTED.get()
+    if noted is not None:
+        noted.append(path)
     return path
+
+
+@contextlib.contextmanager
+def noting() -> Generator[list[Path]]:
+    """A list of what is written from here on."""
+    written: list[Path] = []
+    token = _NOTED.set(written)
+    try:
+        yield written
+    finally:
+        _NOTED.reset(token)
 
 
 def _replace(path: Path, content: bytes, *, replaced: os.stat_result | None) -> None:
