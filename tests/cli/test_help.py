@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import rematplan
+from rematplan import workloads
 
 HEAVY = {"jax", "jaxlib", "flax", "numpy", "scipy", "highspy"}
 VERBS = ("demo", "inspect", "measure", "compare", "plan", "frontier", "fit", "verify", "show", "targets", "report")
@@ -55,3 +56,9 @@ def test_wrong_words_are_usage_errors(cli, words):
     assert result.out == ""
     assert result.err.startswith("error: ")
     assert "--help" in result.err
+
+
+@pytest.mark.parametrize("verb", ["inspect", "measure", "compare", "plan", "frontier", "fit", "verify"])
+def test_every_built_in_workload_is_named(cli, verb):
+    shown = " ".join(cli(verb, "--help").out.replace("│", " ").split())
+    assert f"built-in: {', '.join(workloads.__all__)}." in shown

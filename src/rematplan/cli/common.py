@@ -15,6 +15,7 @@ from cyclopts import Parameter
 from rich.console import Console
 
 from rematplan.cli.output import say, show, write_out
+from rematplan.cli.workloads import BUILT_IN
 from rematplan.errors import InputError
 from rematplan.report.display import Displayed
 from rematplan.report.files import check_destination, write_text
@@ -24,7 +25,7 @@ Progress = Callable[[str], None]
 
 WorkloadName = Annotated[
     str,
-    Parameter(help="module:factory, file.py:factory, or built-in: gpt, mlp, policy_mlp, resnet, scan_gpt, unet, vit."),
+    Parameter(help=f"module:factory, file.py:factory, or built-in: {', '.join(BUILT_IN)}."),
 ]
 Sizes = Annotated[str, Parameter(help="key=value words for the factory.", negative=())]
 TargetName = Annotated[
