@@ -14,6 +14,7 @@ import rematplan as rp
 from rematplan import findings
 from rematplan.program.configuration import PLAIN
 from rematplan.target.target import Kind
+from rematplan.units import format_count
 from tests.inspect.models import CLASSIC, TANH_KEEPS_ITSELF, small, tanh_model
 
 
@@ -191,7 +192,24 @@ def test_several_regions_on_one_line_are_one_finding_with_their_sum() -> None:
     work = rp.Workload(lambda w, x: functools.reduce(lambda y, _: layer(w, y), range(3), x).sum(), W, X)
     (finding,) = (f for f in rp.inspect(work).findings if f.code == "no-policy")
     assert finding.flops == 3 * (2 * 4 * 8 * 8 + 4 * 8)
-    assert "3 times here" in finding.message
+    assert "3 times here; what is at stake is the sum of all, other figures are of one." in finding.message
+    one = rp.Workload(lambda w, x: layer(w, x).sum(), W, X)
+    (alone,) = (f for f in rp.inspect(one).findings if f.code == "no-policy")
+    assert finding.message.startswith(alone.message)
+    assert finding.flops == 3 * alone.flops
+    # as a reader sees it: the sentence's figure, how often it holds, and the sum
+    shown = " ".join(str(rp.inspect(work)).split())
+    assert f"({format_count(3 * alone.flops)}FLOP at stake)" in shown
+    assert format_count(alone.flops) in finding.message
+
+
+@CLASSIC
+def test_findings_without_figures_do_not_speak_of_a_sum() -> None:
+    policy = jax.checkpoint_policies.save_only_these_names("here", "absent")
+    layer = jax.checkpoint(lambda w, x: jnp.sin(checkpoint_name(x @ w, "here")), policy=policy)
+    work = rp.Workload(lambda w, x: functools.reduce(lambda y, _: layer(w, y), range(3), x).sum(), W, X)
+    (finding,) = (f for f in rp.inspect(work).findings if f.code == "name-not-found")
+    assert finding.message.endswith(" This holds 3 times here.")
 
 
 def test_what_stands_in_the_body_of_a_loop_is_seen() -> None:

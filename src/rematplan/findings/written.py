@@ -44,9 +44,14 @@ def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         kept.setdefault((f.code, f.location), []).append(f)
     merged = []
     for (code, location), same in kept.items():
-        times = f" This holds {len(same)} times here; the figure is of one." if len(same) > 1 else ""
         sizes = [f.bytes for f in same if f.bytes is not None]
         work = [f.flops for f in same if f.flops is not None]
+        times = f" This holds {len(same)} times here" if len(same) > 1 else ""
+        times += (
+            ("; what is at stake is the sum of all, other figures are of one." if sizes or work else ".")
+            if times
+            else ""
+        )
         first = same[0]
         size, flops = sum(sizes) if sizes else None, sum(work) if work else None
         merged.append(Finding(code, first.message + times, first.module, location, size, flops))
