@@ -10,6 +10,7 @@ from rematplan.target.chips import chips
 from rematplan.target.collectives import Collective
 from rematplan.target.cost import program_cost
 from rematplan.target.hlo import parse
+from rematplan.target.timeline import live_ranges
 
 V5E = chips()["tpu-v5e"]
 CLOCK, LINK = V5E.clock_hz, V5E.link_bandwidth
@@ -135,6 +136,95 @@ def test_fusions_that_carry_a_collective_along():
     assert [(use.kind, use.count, use.bytes) for use in cost.collectives] == [("all-gather", 1, MIB)]
     assert cost.cycles == 3000
     assert cost.waiting_seconds == pytest.approx(GATHERED - 3000 / CLOCK)
+
+
+SMALL, LARGE = "f32[16,128]{1,0}", "f32[135,512]{1,0}"  # 8 KiB, and 270
+SENT = 8 * 1024 + 270 * 1024
+SCRATCH = "s32[1024]{0:S(8)}"
+
+IN_PLACE = "output_to_operand_aliasing={{2,0}: (0, {2,0})}"
+
+
+def computation(name, *lines):
+    """Of two parameters, with these lines."""
+    parameters = (f"%a = {SMALL} parameter(0)", f"%b = {LARGE} parameter(1)")
+    head = f"%{name} (a: f32[16,128], b: f32[135,512]) -> (f32[16,128], f32[135,512]) {{"
+    return "\n  ".join((head, *parameters, *lines)) + "\n}\n"
+
+
+# the same all-reduce as compilers write them
+REDUCE = "all-reduce(%a, %b), channel_id=1, replica_groups=[1,8]<=[8], to_apply=%add"
+WRITTEN = {
+    "whole": ([f"ROOT %r = ({SMALL}, {LARGE}) {REDUCE}"], ""),
+    "pair": (
+        [
+            f"%s = ({SMALL}, {LARGE}) {REDUCE.replace('(', '-start(', 1)}",
+            f"ROOT %r = ({SMALL}, {LARGE}) all-reduce-done(%s)",
+        ],
+        "",
+    ),
+    "wrapped": (
+        [
+            f"%s = (({SMALL}, {LARGE}), ({SMALL}, {LARGE}), u32[]{{:S(2)}}) async-start(%a, %b), calls=%sends",
+            f"ROOT %r = ({SMALL}, {LARGE}) async-done(%s)",
+        ],
+        computation("sends", f"ROOT %r = ({SMALL}, {LARGE}) {REDUCE}"),
+    ),
+    "on SparseCores": (
+        [
+            f"%s = ((), (), ({SCRATCH})) async-start(), calls=%sends",
+            f"%u = (({SMALL}, {LARGE}), ({SMALL}, {LARGE}), ({SCRATCH})) async-update(%s, %a, %b), {IN_PLACE}",
+            f"ROOT %r = ({SMALL}, {LARGE}) async-done(%u)",
+        ],
+        computation(
+            "held",
+            f"%t = ({SMALL}, {LARGE}) tuple(%a, %b)",
+            f"%x = {SMALL} get-tuple-element(%t), index=0",
+            f"%y = {LARGE} get-tuple-element(%t), index=1",
+            f"ROOT %r = ({SMALL}, {LARGE}) {REDUCE.replace('%a, %b', '%x, %y')}",
+        )
+        + computation("sends", f"ROOT %r = ({SMALL}, {LARGE}) custom-call(%a, %b), called_computations={{%held}}"),
+    ),
+}
+
+
+def written(how, *between):
+    lines, computations = WRITTEN[how]
+    lines = [f"%a = {SMALL} parameter(0)", f"%b = {LARGE} parameter(1)", *lines[:-1], *between, lines[-1]]
+    return program(*lines, computations=computations + WORK)
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+def test_however_it_is_written_a_collective_moves_and_takes_the_same(how):
+    cost = program_cost(written(how), V5E)
+    (use,) = cost.collectives
+    assert (use.kind, use.count, use.bytes) == ("all-reduce", 1, SENT)
+    assert cost.bytes_accessed == 2 * SENT  # read and written
+    assert cost.waiting_seconds == pytest.approx(2 * 7 / 8 * SENT / LINK)
+    assert cost.roofline_seconds == 0.0  # it waits, and does not compute
+    peak, _ = live_ranges(written(how))
+    assert peak == 2 * SENT
+
+
+@pytest.mark.parametrize("how", [how for how in WRITTEN if how != "whole"])
+def test_and_what_is_computed_meanwhile_hides_it(how):
+    cost = program_cost(written(how, f"%m = {A} broadcast(%a), dimensions={{0,1}}", product("w", "m", 1000)), V5E)
+    computed = (
+        1000 / CLOCK + MIB / V5E.bandwidth + 8 * 1024 / V5E.bandwidth
+    )  # the product, and the broadcast's roofline
+    assert cost.waiting_seconds == pytest.approx(2 * 7 / 8 * SENT / LINK - computed)
+
+
+def test_updates_of_what_was_started_with_its_operands_change_nothing():
+    lines, computations = WRITTEN["wrapped"]
+    update = f"%u = (({SMALL}, {LARGE}), ({SMALL}, {LARGE}), u32[]{{:S(2)}}) async-update(%s)"
+    lines = [f"%a = {SMALL} parameter(0)", f"%b = {LARGE} parameter(1)", lines[0], update, lines[1].replace("%s", "%u")]
+    module = program(*lines, computations=computations)
+    plain = program_cost(written("wrapped"), V5E)
+    cost = program_cost(module, V5E)
+    assert (cost.collectives, cost.bytes_accessed) == (plain.collectives, plain.bytes_accessed)
+    assert cost.waiting_seconds == plain.waiting_seconds
+    assert live_ranges(module)[0] == 2 * SENT
 
 
 def test_a_program_of_one_device_communicates_nothing():

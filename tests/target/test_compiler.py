@@ -175,6 +175,11 @@ def test_both_cores_of_every_chip_run_a_program(method):
     assert one.devices == all_.devices == 8
     assert all_.argument_bytes == (1024 * 512 + 4096 // 8 * 1024) * 4
     assert all_.flops == pytest.approx(2 * 2 * 4096 // 8 * 1024 * 512, rel=0.02)
+    # of the gradient, which SparseCores send, and of the loss
+    assert sorted((use.kind, use.bytes) for use in all_.collectives) == [
+        ("all-reduce", 4),
+        ("all-reduce", 4 * 1024 * 512),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ schedule and says what of their time the computation does not hide. Compilers pr
 a ring over the chip's links (`chips.toml`), one transfer at a time, without latency.
 
 A collective is a plain instruction, a pair of a start and a done, or, on TPU, the content of fusions: one that starts it,
-others that carry it along beside a product, and one that ends it, all with one channel.
+others that carry it along beside a product, and one that ends it, all with one channel. On TPU7x, whose SparseCores send, the
+start only makes ready, and an update between it and the done brings what is sent.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rematplan.target.chips import Chip
-from rematplan.target.hlo import Instruction, Module
+from rematplan.target.hlo import Instruction, Leaf, Module
 from rematplan.target.measurement import CollectiveUse
 from rematplan.target.provenance import Provenance, pass_of
 
-_OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+OPCODES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 _LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
 _IOTA = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
@@ -70,6 +71,7 @@ class Collectives:
         self._inside: dict[str, tuple[Instruction, ...]] = {}
         self._stages: dict[str, tuple[Collective, Stage, str]] = {}
         self._open: dict[str, Collective] = {}  # by channel: started on the way through the schedule
+        self._ready: dict[str, Instruction] = {}  # by start: collectives whose update brings what is sent
 
     def of(self, instruction: Instruction) -> tuple[Collective, Stage, str] | None:
         """The collective that a scheduled instruction works on, what it does, and a key that its stages share.
@@ -87,21 +89,33 @@ class Collectives:
 
     def _find(self, instruction: Instruction) -> tuple[Collective, Stage, str] | None:
         opcode = instruction.opcode
-        kind = next((k for k in _OPCODES if opcode in (k, f"{k}-start")), None)
+        kind = next((k for k in OPCODES if opcode in (k, f"{k}-start")), None)
         if kind is not None:
             stage = Stage.START if opcode.endswith("-start") else Stage.WHOLE
             return self._made(instruction, kind), stage, instruction.name
         if opcode.endswith("-done") and instruction.operands:
             started = self._stages.get(instruction.operands[0])
             return None if started is None else (started[0], Stage.END, started[2])
+        if opcode == "async-update":
+            return self._of_update(instruction)
         if opcode not in ("fusion", "async-start"):
             return None
-        inner = self._collectives_in(instruction)
+        inner = self.inside(instruction)
         if not inner:
+            return None
+        if opcode == "async-start" and not instruction.operands:
+            self._ready[instruction.name] = inner[0]
             return None
         if opcode == "async-start":
             return self._made(inner[0], inner[0].opcode), Stage.START, instruction.name
         return self._of_fusion(instruction, inner[0])
+
+    def _of_update(self, update: Instruction) -> tuple[Collective, Stage, str] | None:
+        ready = self._ready.get(update.operands[0])
+        if ready is not None:
+            return self._made(ready, ready.opcode), Stage.START, update.name
+        started = self._stages.get(update.operands[0])
+        return None if started is None else (started[0], Stage.BESIDE, started[2])
 
     def _of_fusion(self, fusion: Instruction, inner: Instruction) -> tuple[Collective, Stage, str]:
         if any(name.startswith(_SCATTERS) for name in fusion.called):
@@ -116,7 +130,8 @@ class Collectives:
             return self._open[channel], Stage.START if _STARTS in text else Stage.WHOLE, channel
         return self._open[channel], Stage.END if _ENDS in text else Stage.BESIDE, channel
 
-    def _collectives_in(self, instruction: Instruction) -> tuple[Instruction, ...]:
+    def inside(self, instruction: Instruction) -> tuple[Instruction, ...]:
+        """The collectives in what an instruction calls."""
         found: list[Instruction] = []
         for name in instruction.called:
             if name not in self._inside:
@@ -124,7 +139,7 @@ class Collectives:
                 self._inside[name] = ()  # computations do not call themselves
                 inner = computation.instructions if computation else ()
                 self._inside[name] = tuple(
-                    each for i in inner for each in ((i,) if i.opcode in _OPCODES else self._collectives_in(i))
+                    each for i in inner for each in ((i,) if i.opcode in OPCODES else self.inside(i))
                 )
             found += self._inside[name]
         return tuple(found)
@@ -190,15 +205,17 @@ class Clock:
         return tuple(sorted(found, key=lambda use: (-use.seconds, use.kind, use.step_pass)))
 
 
-def _bytes(instruction: Instruction, kind: str, group: int) -> int:
+def results(instruction: Instruction) -> list[Leaf]:
+    """The results of a collective, or of what starts one: that repeats its operands first, but for an all-reduce."""
     leaves = instruction.leaves
-    if instruction.opcode.endswith("-start") and any(leaf.path for leaf in leaves):
-        results = [leaf for leaf in leaves if leaf.path[:1] == (1,)]
-        if kind == "all-reduce":  # a tuple of its results, whose operands it does not repeat
-            results = list(leaves)
-    else:
-        results = list(leaves)
-    size = sum(math.ceil(leaf.elements * leaf.bits / 8) for leaf in results)
+    repeats = instruction.opcode.endswith(("-start", "-update")) and instruction.opcode != "all-reduce-start"
+    if repeats and any(leaf.path for leaf in leaves):
+        return [leaf for leaf in leaves if leaf.path[:1] == (1,)]
+    return list(leaves)
+
+
+def _bytes(instruction: Instruction, kind: str, group: int) -> int:
+    size = sum(math.ceil(leaf.elements * leaf.bits / 8) for leaf in results(instruction))
     return size * group if kind == "reduce-scatter" else size
 
 

@@ -15,7 +15,7 @@ from dataclasses import astuple, dataclass
 
 from rematplan.scopes import module_path, without_indices
 from rematplan.target.chips import Chip
-from rematplan.target.collectives import Clock
+from rematplan.target.collectives import OPCODES, Clock, Collectives, results
 from rematplan.target.executions import executions
 from rematplan.target.fingerprint import Fingerprinter
 from rematplan.target.flops import FREE, OperationCounter, Operations
@@ -25,6 +25,7 @@ from rematplan.target.measurement import CollectiveUse, InstructionCost, ModuleT
 from rematplan.target.provenance import Pass, Provenance, pass_of
 from rematplan.target.work import Work, WorkCounter
 
+_ASYNCHRONOUS = ("-start", "-update", "-done")
 _PARTIAL_READS = frozenset({"dynamic-slice", "slice", "gather"})
 
 
@@ -73,7 +74,7 @@ def program_cost(module: Module, chip: Chip) -> ProgramCost:
         if instruction.opcode.endswith("-start"):
             out, back = _host_bytes(instruction)
             to_host, from_host = to_host + times * out, from_host + times * back
-        if instruction.opcode.endswith(("-start", "-done")):
+        if instruction.opcode.endswith(_ASYNCHRONOUS):
             # asynchronous copies run beside the computation: their bytes count, their time does not
             passed = clock.passes(instruction, times, 0.0)
             shares.wait(passed.cause, times * passed.waited)
@@ -130,7 +131,7 @@ def _has_cycles(module: Module) -> bool:
     return any(
         instruction.cycles is not None
         for instruction, _ in executions(module)
-        if instruction.opcode not in FREE and not instruction.opcode.endswith(("-start", "-done"))
+        if instruction.opcode not in FREE and not instruction.opcode.endswith(_ASYNCHRONOUS)
     )
 
 
@@ -181,14 +182,12 @@ class _Traffic:
     """Bytes that instructions read and write in HBM."""
 
     def __init__(self, module: Module):
-        self._module = module
+        self._module, self._collectives = module, Collectives(module)
         self._instructions = {i.name: i for c in module.computations.values() for i in c.instructions}
 
     def bytes_of(self, instruction: Instruction) -> float:
-        if instruction.opcode.endswith("-done"):
-            return 0.0
-        if instruction.opcode.endswith("-start"):
-            return float(_copied_bytes(instruction))
+        if instruction.opcode.endswith(_ASYNCHRONOUS):
+            return self._asynchronous_bytes(instruction)
         kernels = kernels_in(instruction, self._module)
         if kernels and all(kernel.bytes_accessed for kernel in kernels):
             return sum(kernel.bytes_accessed for kernel in kernels)
@@ -203,6 +202,21 @@ class _Traffic:
         if instruction.opcode == "dynamic-update-slice" and len(operands) > 1:
             return 2.0 * _hbm_bytes(operands[1])
         return float(written + sum(_hbm_bytes(operand) for operand in operands))
+
+    def _asynchronous_bytes(self, instruction: Instruction) -> float:
+        """Of a collective as much as if it were waited for, where its operands come; of a copy at its start."""
+        opcode, operands = instruction.opcode, instruction.operands
+        if opcode == "async-update":
+            start = self._instructions.get(operands[0])
+            if start is None or start.operands:
+                return 0.0  # counted already
+            sends, operands = bool(self._collectives.inside(start)), operands[1:]
+        else:
+            sends = opcode.removesuffix("-start") in OPCODES or bool(self._collectives.inside(instruction))
+        if sends and operands and not opcode.endswith("-done"):
+            read = sum(_hbm_bytes(self._instructions[n]) for n in operands if n in self._instructions)
+            return float(read + sum(leaf.bytes for leaf in results(instruction) if leaf.space == HBM))
+        return float(_copied_bytes(instruction)) if opcode.endswith("-start") and operands else 0.0
 
     def _fusion_bytes(self, instruction: Instruction, fused: Computation) -> float:
         users: dict[str, list[Instruction]] = {}

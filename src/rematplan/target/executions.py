@@ -20,6 +20,7 @@ _INTEGER = re.compile(r"-?\d+")
 _MOVES = frozenset(
     {
         "parameter", "constant", "bitcast", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "tuple",
+        "get-tuple-element",
         "all-gather", "reduce-scatter", "all-reduce", "all-to-all", "ragged-all-to-all", "collective-permute",
     }
 )  # fmt: skip
@@ -42,20 +43,26 @@ def _executions(module: Module, computation: Computation, times: int) -> Iterato
             if body is not None:
                 yield from _executions(module, body, times * trip_count(module, computation, instruction))
         elif instruction.opcode in ("call", "conditional", "async-start"):
-            called = [module.computations[name] for name in instruction.called if name in module.computations]
-            if instruction.opcode == "async-start" and all(_only_moves(module, computation) for computation in called):
+            if instruction.opcode == "async-start" and moves(module, instruction):
                 yield instruction, times
                 continue
-            for each in called:
-                yield from _executions(module, each, times)
+            for name in instruction.called:
+                if name in module.computations:
+                    yield from _executions(module, module.computations[name], times)
         else:
             yield instruction, times
 
 
+def moves(module: Module, instruction: Instruction) -> bool:
+    """Whether what an instruction calls moves values only, between places or devices."""
+    called = (module.computations[name] for name in instruction.called if name in module.computations)
+    return all(_only_moves(module, computation) for computation in called)
+
+
 def _only_moves(module: Module, computation: Computation) -> bool:
-    """Whether nothing is computed; GPU compilers wrap a copy in a fusion."""
+    """Whether nothing is computed; GPU compilers wrap a copy in a fusion, TPU7x's wraps what SparseCores send in a call."""
     for instruction in computation.instructions:
-        if instruction.opcode == "fusion":
+        if instruction.opcode in ("fusion", "custom-call"):
             called = [module.computations[name] for name in instruction.called if name in module.computations]
             if called and all(_only_moves(module, inner) for inner in called):
                 continue

@@ -16,7 +16,7 @@ from rematplan.target.kernels import kernels_in
 # Ends the fingerprint of a price that no compiler gave: a user's kernel, a share of what a program took beyond what is known
 UNPRICED = "~"
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
-_CALLED_NAME = re.compile(r"(calls|to_apply|body|condition)=%?[\w.\-]+")
+_CALLED_NAME = re.compile(r"(calls|to_apply|body|condition)=%?[\w.\-]+|(called_computations)=\{[^}]*\}")
 _SPACE = re.compile(r":?S\(\d+\)")
 
 
@@ -60,7 +60,7 @@ def _own_attributes(instruction: Instruction) -> str:
     attributes = instruction.attributes.split(", backend_config=", 1)[0]
     if "metadata=" in attributes:
         attributes = _METADATA.sub("", attributes)
-    return _CALLED_NAME.sub(r"\1", attributes)
+    return _CALLED_NAME.sub(r"\1\2", attributes)
 
 
 def _hash(parts: list[str]) -> str:

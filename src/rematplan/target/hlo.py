@@ -36,7 +36,7 @@ _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_CALLED_LISTS = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}")
 _LEAF = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
 _TILE = re.compile(r"T\(([\d,]+)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
@@ -112,8 +112,8 @@ class Instruction:
     def called(self) -> tuple[str, ...]:
         """Names of the computations that this instruction calls."""
         names = _CALLED.findall(self.attributes)
-        branches = _BRANCHES.search(self.attributes)
-        return (*names, *(_NAME.findall(branches[1]) if branches else ()))
+        listed = _CALLED_LISTS.search(self.attributes)
+        return (*names, *(_NAME.findall(listed[1]) if listed else ()))
 
     @property
     def leaves(self) -> tuple[Leaf, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rematplan.scopes import module_path, without_indices
+from rematplan.target.executions import moves
 from rematplan.target.hlo import HBM, HOST, Computation, Instruction, Leaf, Module
 from rematplan.target.measurement import Alive, Buffer, Role, Timeline
 from rematplan.target.provenance import Pass, Provenance, argument_number, pass_of
@@ -132,6 +133,8 @@ def _inner_peak(module: Module, instruction: Instruction, space: int, known: dic
     """The largest peak among the computations that an instruction enters."""
     if instruction.opcode not in _ENTERED:
         return None
+    if instruction.opcode == "async-start" and (not instruction.operands or moves(module, instruction)):
+        return None  # what is moved goes to the result, which the start or its update has already
     largest = None
     for name in instruction.called:
         if name not in module.computations:
@@ -165,6 +168,8 @@ def _value(module: Module, ranges: _Ranges, index: int, instruction: Instruction
         return _finished(instruction, operands[0])
     if opcode.endswith("-start") and operands:
         return _started(ranges, index, instruction, operands)
+    if opcode == "async-update" and len(operands) < 2:
+        return operands[0]
     if opcode == "custom-call" and "ConcatBitcast" in instruction.attributes:
         for operand in operands:  # the parts already lie next to each other inside the whole
             for part in operand.values():
@@ -184,7 +189,9 @@ def _new_leaf(ranges: _Ranges, index: int, instruction: Instruction, leaf: Leaf,
 
 
 def _finished(instruction: Instruction, started: dict[Path, _Range]) -> dict[Path, _Range]:
-    """The result inside what an asynchronous start returned: its first element for copies, its second otherwise."""
+    """The result in what an asynchronous start returned: its first element for copies, its second otherwise, or all of it."""
+    if instruction.opcode == "all-reduce-done":
+        return started
     element = 0 if instruction.opcode == "copy-done" else 1
     result = {path[1:]: b for path, b in started.items() if path and path[0] == element}
     return result or started
@@ -193,7 +200,12 @@ def _finished(instruction: Instruction, started: dict[Path, _Range]) -> dict[Pat
 def _started(
     ranges: _Ranges, index: int, instruction: Instruction, operands: list[dict[Path, _Range]]
 ) -> dict[Path, _Range]:
-    """A start returns its source and a new destination: (to, from, ...) for copies, ((from), to, ...) otherwise."""
+    """A start returns its source and a new destination: (to, from, ...) for copies, ((from), to, ...) otherwise.
+
+    That of an all-reduce returns destinations only.
+    """
+    if instruction.opcode == "all-reduce-start":
+        return _new(ranges, index, instruction, "temporary")
     sources = [b for operand in operands for b in operand.values()]
     is_copy = instruction.opcode == "copy-start"
     value: dict[Path, _Range] = {}
@@ -217,6 +229,9 @@ def _computed(
     for leaf in instruction.leaves:
         if leaf.path in aliased:
             value[leaf.path] = aliased[leaf.path]
+            continue
+        if instruction.opcode == "async-update" and leaf.path[:1] == (0,):  # what it brings to its start
+            value[leaf.path] = operands[1 + leaf.path[1]][()]
             continue
         updated = None
         if updates:

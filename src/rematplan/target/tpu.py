@@ -253,7 +253,7 @@ def estimated_code_bytes(module: Module) -> int:
     counter, fingerprinter = OperationCounter(module), Fingerprinter(module)
     kinds: dict[str, int] = {}
     for instruction, _ in executions(module):
-        if instruction.opcode in FREE or instruction.opcode.endswith(("-start", "-done")):
+        if instruction.opcode in FREE or instruction.opcode.endswith(("-start", "-update", "-done")):
             continue
         if counter.operations(instruction)[0]:
             kinds[fingerprinter.fingerprint(instruction)] = _CODE_BYTES_OF_PRODUCT
