@@ -62,11 +62,13 @@ def test_both_ways_reproduce_what_grows_in_proportion(count):
 
 
 @pytest.mark.parametrize("period", range(1, 13))
-def test_lengths_are_whole_periods_and_not_too_short(period):
-    short, long = lengths(period)
-    assert short % period == long % period == 0
-    assert 4 <= short < long
-    assert long >= 6
+def test_lengths_are_whole_periods_and_a_rest_and_not_too_short(period):
+    for rest in range(period):
+        short, long = lengths(period, rest)
+        assert short % period == long % period == rest
+        assert max(4, period) <= short < long
+        assert long >= 6
+    assert lengths(period) == lengths(period, 0)
 
 
 @pytest.mark.parametrize("count", [15, 16, 23])

@@ -57,7 +57,7 @@ def test_folding_carries_inner_regions_along() -> None:
     traced = traced_loss(workloads.mlp(blocks=4, features=4, batch=3))
     ends = [op.index for op in traced.graph.operations if op.primitive == "dot_general"][1:]
     first, second = (traced.graph.operations[end - 1].outputs[0] for end in ends[:2])
-    folded = fold.fold(traced, dropped=[(ends[0], ends[1])], stands_for={second: first})
+    folded = fold.fold(traced, dropped=(ends[0], ends[1]), stands_for={second: first})
     configuration = Configuration((Region(0, ends[2], inner=(Region(ends[1], ends[2]),)),))
     (region,) = folded.configuration(configuration).regions
     layer = ends[1] - ends[0]

@@ -1,15 +1,14 @@
 """The same program with repetitions cut out.
 
-Comes in: a traced program and stretches of operations to drop. Goes out: a smaller traced program in which what
-follows a dropped stretch reads what came before it. Parameters that only dropped operations read are dropped with
-them. Refuses, with the reason, where the dropped stretch cannot be bridged.
+Comes in: a traced program and a stretch of operations to drop. Goes out: a smaller traced program in which what follows
+the dropped stretch reads what came before it, and configurations for it. Parameters that only dropped operations read are
+dropped with them. Refuses, with the reason, where the dropped stretch cannot be bridged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from jax.extend import core as jex
 
@@ -18,7 +17,7 @@ from rematplan.program.trace import Traced
 
 
 class CannotFold(Exception):
-    """A value made in a dropped stretch is needed where no kept value can stand for it."""
+    """What was dropped cannot be bridged: nothing kept stands for a value, or for what a region does."""
 
 
 @dataclass(frozen=True)
@@ -27,54 +26,94 @@ class Folded:
 
     Attributes:
       traced: the shortened program.
-      operations: index in the original program of every operation of the short one.
+      original: the program that it was cut from.
+      dropped: the operations of the original program that were cut out, `[start, stop)`: the last of its repetitions.
+      begin: where its repetitions begin.
       values: value id in the original program of every value of the short one.
       inputs: positions of the original inputs that remain.
     """
 
     traced: Traced
-    operations: tuple[int, ...]
+    original: Traced
+    dropped: tuple[int, int]
+    begin: int
     values: tuple[int, ...]
     inputs: tuple[int, ...]
 
     def configuration(self, original: Configuration) -> Configuration:
-        """The part of a configuration of the original program that lies in this one.
+        """The configuration of the short program that repeats as one of the original program does.
+
+        Regions in what was cut out go with it; one around all repetitions is around those that are left. A region that ends in
+        what was cut out goes on as one does that begins as far before the end of that: where regions repeat, it is its copy.
 
         Raises:
-          CannotFold: a region is only partly kept.
+          CannotFold: a region begins or ends in what was cut out, and there is no such copy.
         """
-        position = {op: i for i, op in enumerate(self.operations)}
         value = {v: i for i, v in enumerate(self.values)}
+        start, stop = self.dropped
+
+        def shorter(region: Region, first: int, last: int) -> Region:
+            saved = frozenset(value[v] for v in region.saved if v in value)
+            first, last = self._position(first), self._position(last)
+            return replace(region, start=first, stop=last, saved=saved, inner=kept(region.inner))
 
         def kept(regions: Sequence[Region]) -> tuple[Region, ...]:
-            found = []
+            found: list[Region] = []
+            cut: Region | None = None
             for region in regions:
-                places = [position[i] for i in range(region.start, region.stop) if i in position]
-                if places:
-                    saved = frozenset(value[v] for v in region.saved if v in value)
-                    inner = kept(region.inner)
-                    found.append(replace(region, start=places[0], stop=places[-1] + 1, saved=saved, inner=inner))
-            for before, after in pairwise(found):
-                if after.start < before.stop:
-                    raise CannotFold("a region is only partly kept")
+                around = region.start <= self.begin and region.stop >= stop
+                if around or region.stop <= start or region.start >= stop:
+                    found.append(shorter(region, region.start, region.stop))
+                elif region.start < start and region.stop <= stop:
+                    cut = region
+                elif region.stop < stop or (region.stop == stop and cut is None):
+                    continue
+                elif cut is not None and self._goes_on(cut, region):
+                    found.append(shorter(replace(cut, saved=cut.saved | region.saved), cut.start, region.stop))
+                    cut = None
+                else:
+                    raise CannotFold("a region begins in what is cut out")
+            if cut is not None:
+                raise CannotFold("a region ends in what is cut out")
             return tuple(found)
 
-        loops = tuple((position[i], c) for i, c in original.loops if i in position)
+        loops = tuple((self._position(i), c) for i, c in original.loops if not start <= i < stop)
         return Configuration(kept(original.regions), loops)
 
+    def _position(self, index: int) -> int:
+        """Where an operation of the original program is in the short one, or what followed it."""
+        start, stop = self.dropped
+        return index if index <= start else max(start, index - stop + start)
 
-def fold(traced: Traced, *, dropped: Sequence[tuple[int, int]], stands_for: Mapping[int, int]) -> Folded:
-    """Drops stretches of operations.
+    def _goes_on(self, cut: Region, other: Region) -> bool:
+        """Whether a region that is cut at its end does before the cut what another does before the end of what is cut out."""
+        start, stop = self.dropped
+        graph = self.original.graph
+
+        def done(region: Region, end: int) -> tuple[object, ...]:
+            operations = graph.operations[region.start : end]
+            saved = [[output in region.saved for output in op.outputs] for op in operations]
+            return [op.primitive for op in operations], saved, region.policy, region.prevent_cse
+
+        return not cut.inner and not other.inner and done(cut, start) == done(other, stop)
+
+
+def fold(
+    traced: Traced, *, dropped: tuple[int, int], stands_for: Mapping[int, int], begin: int | None = None
+) -> Folded:
+    """Drops a stretch of operations.
 
     Args:
-      dropped: half-open ranges of operation indices.
-      stands_for: for values defined in dropped stretches and read later, the kept (or again replaced) value that takes
-        their place; it must have the same shape and dtype.
+      dropped: a half-open range of operation indices.
+      stands_for: for values defined there and read later, the kept (or again replaced) value that takes their place; it
+        must have the same shape and dtype.
+      begin: where the repetitions begin of which the last are dropped; by default there are no others.
 
     Raises:
       CannotFold: a kept operation or an output reads a dropped value that nothing stands for, or one of another shape.
     """
-    gone = {i for start, stop in dropped for i in range(start, stop)}
+    start, stop = dropped
+    gone = range(start, stop)
     defined = {o for i in gone for o in traced.equations[i].outputs if o >= 0}
 
     def place(value: int) -> int:
@@ -91,7 +130,8 @@ def fold(traced: Traced, *, dropped: Sequence[tuple[int, int]], stands_for: Mapp
     kept = [i for i in range(len(traced.equations)) if i not in gone]
     wired = [(i, tuple(place(v) for v in traced.equations[i].inputs)) for i in kept]
     results = [o if isinstance(o, jex.Literal) else place(o) for o in traced.outputs]
-    return _renumber(traced, wired, results)
+    short, values, inputs = _renumber(traced, wired, results)
+    return Folded(short, traced, dropped, start if begin is None else begin, values, inputs)
 
 
 def _same_type(traced: Traced, a: int, b: int) -> bool:
@@ -99,7 +139,10 @@ def _same_type(traced: Traced, a: int, b: int) -> bool:
     return one.shape == two.shape and one.dtype == two.dtype
 
 
-def _renumber(traced: Traced, wired: Sequence[tuple[int, tuple[int, ...]]], results: Sequence[object]) -> Folded:
+def _renumber(
+    traced: Traced, wired: Sequence[tuple[int, tuple[int, ...]]], results: Sequence[object]
+) -> tuple[Traced, tuple[int, ...], tuple[int, ...]]:
+    """The program of these operations, what its values were before, and which inputs it has."""
     read = {v for _, inputs in wired for v in inputs} | {o for o in results if isinstance(o, int)}
     inputs = [p for p, v in enumerate(traced.graph.inputs) if v in read]
     values = [traced.graph.inputs[p] for p in inputs]
@@ -141,4 +184,4 @@ def _renumber(traced: Traced, wired: Sequence[tuple[int, tuple[int, ...]]], resu
         tuple(traced.avals[old] for old in values),
         tuple(i for i, p in enumerate(inputs) if p in traced.differentiated),
     )
-    return Folded(short, tuple(i for i, _ in wired), tuple(values), tuple(inputs))
+    return short, tuple(values), tuple(inputs)

@@ -90,32 +90,18 @@ def hand_written(problem: Problem) -> list[Candidate]:
         )
         if b.name.startswith("every-"):
             period = int(b.name.removeprefix("every-"))
-        aligned = loops_only or _aligned(problem, b.configuration)
+        repeats = period is not None and (loops_only or problem.cut_to(configuration, period) is not None)
         found.append(
             Candidate(
                 b.name,
                 configuration,
                 grouping="hand-written",
-                period=period if aligned else None,
+                period=period if repeats else None,
                 hand_written=True,
                 compiler_rematerializes=b.compiler_rematerializes,
             )
         )
     return found
-
-
-def _aligned(problem: Problem, configuration: Configuration) -> bool:
-    """Whether each region lies in one repetition of the run, or covers several or all of them."""
-    run = problem.repeated
-    if run is None:
-        return False
-    starts = {problem.coarse[i].start for i in range(run.first, run.stop)} | {problem.coarse[run.stop - 1].stop}
-    low, high = problem.coarse[run.first].start, problem.coarse[run.stop - 1].stop
-    return all(
-        (r.start <= low or r.start in starts or r.start >= high)
-        and (r.stop >= high or r.stop in starts or r.stop <= low)
-        for r in configuration.regions
-    )
 
 
 def groupings(problem: Problem) -> dict[str, tuple[list[tuple[int, int]], int | None]]:

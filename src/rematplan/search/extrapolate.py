@@ -81,10 +81,10 @@ class Shortened:
     measurement: Measurement
 
 
-def lengths(period: int) -> tuple[int, int]:
-    """Two numbers of repetitions that a configuration of this period can be cut to."""
-    short = -(-FEWEST // period) * period
-    return short, max(-(-MORE // period) * period, short + period)
+def lengths(period: int, rest: int = 0) -> tuple[int, int]:
+    """Two numbers of repetitions that a configuration of this period can be cut to: whole periods, and a rest."""
+    whole = lambda least: rest + max(-(-(least - rest) // period), 1) * period
+    return whole(FEWEST), max(whole(MORE), whole(FEWEST) + period)
 
 
 def as_probed(m: Measurement, seconds: Callable[[Measurement], float]) -> Figures:

@@ -113,6 +113,23 @@ class Problem:
         repeated = self.coarse[run.stop - 1].stop - self.coarse[run.first].start
         return every - repeated * max(run.count - lengths(1)[1], 0) // run.count
 
+    def cut_to(self, configuration: Configuration, period: int) -> tuple[int, int] | None:
+        """Two numbers of repetitions that stand for all of them under a configuration; None if it is probed whole.
+
+        Args:
+          period: after how many repetitions the configuration repeats.
+        """
+        run = self.repeated
+        if run is None or not self.folds:
+            return None
+        # whole periods serve every depth; where regions begin or end elsewhere than repetitions, whole periods are cut out
+        for rest in dict.fromkeys((0, run.count % period)):
+            with contextlib.suppress(CannotFold):
+                for count in lengths(period, rest):
+                    self._folded(count).configuration(configuration)
+                return lengths(period, rest)
+        return None
+
     @property
     def default_step(self) -> bool:
         """Whether the step is loss and gradients alone, so that a shortened program stands for it."""
@@ -225,10 +242,9 @@ class Problem:
         seconds: Callable[[Measurement], float],
     ) -> Callable[[], Figures]:
         """Begins to probe a configuration, and hands out what waits for its figures."""
-        run = self.repeated
-        if run is not None and period is not None and self.folds and lengths(period)[1] < run.count:
-            with contextlib.suppress(CannotFold):
-                return self._submit_shortened(pool, run, configuration, period, seconds)
+        cut_to = self.cut_to(configuration, period) if period is not None else None
+        if self.repeated is not None and period is not None and cut_to is not None:
+            return self._submit_shortened(pool, self.repeated, configuration, period, cut_to, seconds)
         found = self._probe(pool, self.whole(configuration))
         return lambda: as_probed(found.result(), seconds)
 
@@ -238,9 +254,10 @@ class Problem:
         run: Run,
         configuration: Configuration,
         period: int,
+        cut_to: tuple[int, int],
         seconds: Callable[[Measurement], float],
     ) -> Callable[[], Figures]:
-        short, long = lengths(period)
+        short, long = cut_to
         if self._plain is None:
             probes = [(n, self._probe(pool, self.shortened(PLAIN, n))) for n in lengths(1)]
             self._plain = ((probes[0][0], probes[0][1]), (probes[1][0], probes[1][1]))
@@ -258,9 +275,9 @@ class Problem:
         self, figures: Figures, configuration: Configuration, period: int, seconds: Callable[[Measurement], float]
     ) -> Figures:
         """Figures that were extrapolated from one length, with what a second one says."""
-        run = self.repeated
-        assert run is not None
-        short, long = lengths(period)
+        run, cut_to = self.repeated, self.cut_to(configuration, period)
+        assert run is not None and cut_to is not None, "what was extrapolated can be cut"
+        short, long = cut_to
         with SideBySide(self.target, workers=1) as pool:
             last = Shortened(long, self._probe(pool, self.shortened(configuration, long)).result())
         first = Shortened(short, figures.measurements[-1][1])
@@ -301,7 +318,8 @@ def fold_run(traced: Traced, chain: Sequence[Block], run: Run, repetitions: int)
     if len(before.outputs) != len(last.outputs):
         raise CannotFold("repetitions do not hand on the same values")
     stands_for = dict(zip(last.outputs, before.outputs, strict=True))
-    return fold(traced, dropped=[(chain[first_dropped].start, last.stop)], stands_for=stands_for)
+    dropped = chain[first_dropped].start, last.stop
+    return fold(traced, dropped=dropped, stands_for=stands_for, begin=chain[run.first].start)
 
 
 def rates_of(target: Target) -> Rates:
