@@ -120,27 +120,18 @@ def test_menu_of_a_transformer_layer_starts_with_statistics_then_context():
     # softmax statistics, normalization statistics, attention context
     assert steps[:4] == [set(), statistics, statistics, statistics | {"dot_general"}]
     assert [s.saved_bytes for s in found[:4]] == [0, 2 * 160, 2 * 160 + 3 * 80, 2 * 160 + 3 * 80 + 4000]
-    assert named(menus.cheap_statistics(problem)) == statistics
 
 
-def test_a_kept_output_costs_nothing():
+@pytest.mark.parametrize("dtype", ["complex64", "key<fry>"])
+def test_what_has_no_name_is_not_saved(dtype):
     b = Builder()
     x = b.input(10)
-    y = b.op("f", (x,), 10, flops=100, needs_output=True)
-    graph = b.graph(y)
-    assert menus.menu(stretch(graph, 0, 1, rates=UNIT))[-1].saved_bytes == 40
-    only = menus.menu(stretch(graph, 0, 1, rates=UNIT, kept_outputs={y}))
-    assert [(s.values, s.recompute_seconds, s.saved_bytes) for s in only] == [((), 0.0, 0)]
-
-
-def test_excluded_values_are_not_saved():
-    b = Builder()
-    x = b.input(10)
-    y = b.op("f", (x,), 10, flops=100, needs_output=True)
+    y = b.op("f", (x,), 10, flops=100, needs_output=True, dtype=dtype)
     z = b.op("g", (y,), 20, flops=100, needed=(y,), needs_output=True)
-    found = menus.menu(stretch(b.graph(z), 0, 2, rates=UNIT, unsavable={y}))
+    problem = stretch(b.graph(z), 0, 2, rates=UNIT)
+    found = menus.menu(problem)
     assert found[-1].values == (z,)
-    assert found[-1].recompute_seconds == 10  # y is needed and cannot be saved: 100 FLOPs at 10 a second
+    assert found[-1].recompute_seconds == problem.seconds[0] > 0  # y is needed and cannot be saved
 
 
 def test_operations_with_effects_are_refused():

@@ -45,8 +45,7 @@ def fitting(problem: Stretch, *, limit_bytes: int) -> SaveSet:
         least.append(1.0 if reader is None else 0.0)
 
     for value in dict.fromkeys(problem.needed):
-        if value in defined:
-            wanted(value, None)
+        wanted(value, None)
     for op in problem.graph.operations[problem.start : problem.stop]:
         for value in dict.fromkeys(op.inputs):
             if value in defined:

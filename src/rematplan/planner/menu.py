@@ -10,18 +10,14 @@ itself, or recomputed from anything saved above it. For a price per saved byte t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import count
 
 from rematplan.planner.mincut import RecomputeNetwork
 from rematplan.planner.price import Rates, operation_seconds
-from rematplan.program.graph import Graph, ValueKind
+from rematplan.program.graph import Graph
 
-# A statistic is small next to what the region hands on: softmax maxima against a residual stream are 1/32 and less.
-STATISTIC_SHARE = 1 / 8
-# A statistic has to save this share of the recomputation for every byte that all statistics take together.
-STATISTIC_EARNINGS = 1 / 1000
 # Improvements below this relative size are rounding.
 RELATIVE_ROUNDING = 1e-7
 
@@ -48,8 +44,7 @@ class Stretch:
     Attributes:
       start, stop: operation indices, half-open.
       needed: values defined here that the backward pass of these operations reads, in order of definition.
-      free: values defined here that are available to the backward pass at no cost.
-      unsavable: values that cannot be saved by name: keys, tokens, and whatever the caller excluded.
+      unsavable: values that cannot be saved by name: keys, tokens, complex numbers, and what takes no bytes.
       seconds: by operation of the stretch, what recomputing it costs.
     """
 
@@ -57,15 +52,14 @@ class Stretch:
     start: int
     stop: int
     needed: tuple[int, ...]
-    free: frozenset[int]
     unsavable: frozenset[int]
     seconds: tuple[float, ...]
 
     @property
     def defined(self) -> dict[int, int]:
-        """Value id -> operation, for values defined in the stretch that are not free."""
+        """Value id -> operation, for values defined in the stretch."""
         operations = self.graph.operations[self.start : self.stop]
-        return {v: op.index for op in operations for v in op.outputs if v not in self.free}
+        return {v: op.index for op in operations for v in op.outputs}
 
     def recomputed(self, saved: Collection[int]) -> tuple[int, ...]:
         """Operations that the backward pass recomputes if these values are saved, in order."""
@@ -80,7 +74,7 @@ class Stretch:
 
     def _walk(self, saved: Collection[int]) -> tuple[tuple[int, ...], set[int]]:
         defined = self.defined
-        read = {v for v in self.needed if v in defined}
+        read = set(self.needed)
         again: list[int] = []
         for op in reversed(self.graph.operations[self.start : self.stop]):
             if any(v in read and v not in saved for v in op.outputs):
@@ -89,21 +83,11 @@ class Stretch:
         return tuple(reversed(again)), read
 
 
-def stretch(
-    graph: Graph,
-    start: int,
-    stop: int,
-    *,
-    rates: Rates,
-    kept_outputs: Collection[int] = (),
-    unsavable: Collection[int] = (),
-) -> Stretch:
+def stretch(graph: Graph, start: int, stop: int, *, rates: Rates) -> Stretch:
     """The recompute problem of the region `[start, stop)`.
 
-    Args:
-      kept_outputs: values defined here that the backward pass can read at no cost. `jax.checkpoint` keeps a region's
-        inputs, not its outputs, so usually none, even where the next region keeps them as its inputs.
-      unsavable: value ids that must not be saved, besides keys, tokens and empty values.
+    What the region hands on is recomputed like everything else: `jax.checkpoint` keeps a region's inputs, not its outputs,
+    even where the next region keeps them as its own inputs.
 
     Raises:
       ValueError: the stretch holds an operation with effects, which must not be recomputed.
@@ -112,16 +96,13 @@ def stretch(
     barriers = [op.name for op in operations if op.barrier]
     if barriers:
         raise ValueError(f"operations {start} to {stop} cannot be one region: {barriers[0]} has effects")
-    defined = {v for op in operations for v in op.outputs}
     needed = {v for op in operations for v in op.needed}
-    fixed = {v for v in defined if not _is_array(graph, v)}
     return Stretch(
         graph=graph,
         start=start,
         stop=stop,
-        needed=tuple(v for op in operations for v in op.outputs if v in needed and v not in kept_outputs),
-        free=frozenset(v for v in kept_outputs if v in defined),
-        unsavable=frozenset(fixed.union(v for v in unsavable if v in defined)),
+        needed=tuple(v for op in operations for v in op.outputs if v in needed),
+        unsavable=frozenset(v for op in operations for v in op.outputs if not _is_array(graph, v)),
         seconds=tuple(operation_seconds(graph, op, rates) for op in operations),
     )
 
@@ -139,7 +120,7 @@ def menu(problem: Stretch, *, limit: int | None = None) -> tuple[SaveSet, ...]:
     nothing = problem.save_set(())
     everything = network.nothing_recomputed()
     if everything.saved_bytes == 0:
-        # whatever is needed is free or costs no bytes: saving it is always right
+        # whatever is needed costs no bytes: saving it is always right
         return (everything,)
     found = [nothing, everything]
     order = count()  # so that equal areas are taken in the order they were found
@@ -162,38 +143,6 @@ def menu(problem: Stretch, *, limit: int | None = None) -> tuple[SaveSet, ...]:
             push(low, between)
             push(between, high)
     return _undominated(found)
-
-
-def cheap_statistics(problem: Stretch, *, limit_bytes: int | None = None) -> SaveSet:
-    """The small values that save most recomputation: softmax maxima and sums, normalization statistics.
-
-    Args:
-      limit_bytes: the largest value that counts as small; by default an eighth of the largest intermediate that the
-        stretch takes in or hands on.
-    """
-    if limit_bytes is None:
-        limit_bytes = int(STATISTIC_SHARE * max(map(_bytes_of(problem.graph), _boundary(problem)), default=0))
-    large = [v for v in problem.defined if problem.graph.values[v].bytes > limit_bytes]
-    network = RecomputeNetwork(problem, unsavable=large)
-    nothing, everything = problem.save_set(()), network.nothing_recomputed()
-    if not everything.saved_bytes:
-        return everything
-    # all of them together have to earn a thousandth of the recomputation: this drops those that save next to nothing
-    price = STATISTIC_EARNINGS * nothing.recompute_seconds / everything.saved_bytes
-    bound = min(s.recompute_seconds + price * s.saved_bytes for s in (nothing, everything))
-    return network.cheapest(price, bound=bound)
-
-
-def _boundary(problem: Stretch) -> set[int]:
-    """Intermediates that cross the start or the stop of the stretch and are used in it."""
-    graph, defined = problem.graph, problem.defined
-    later = {v for op in graph.operations[problem.stop :] for v in op.inputs}.union(graph.outputs)
-    read = {v for op in graph.operations[problem.start : problem.stop] for v in op.inputs if v not in defined}
-    return later.intersection(defined) | {v for v in read if graph.values[v].kind is ValueKind.INTERMEDIATE}
-
-
-def _bytes_of(graph: Graph) -> Callable[[int], int]:
-    return lambda value: graph.values[value].bytes
 
 
 def _undominated(sets: Iterable[SaveSet]) -> tuple[SaveSet, ...]:

@@ -9,7 +9,6 @@ recomputed; cut edges from values are saves.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,13 +28,12 @@ _SOURCE, _SINK = 0, 1
 class RecomputeNetwork:
     """The network of one region; its capacities are set for each price."""
 
-    def __init__(self, problem: Stretch, *, unsavable: Collection[int] = ()) -> None:
+    def __init__(self, problem: Stretch) -> None:
         self._problem = problem
         graph, defined = problem.graph, problem.defined
         self._values = list(defined)
         value_node = {v: 2 + i for i, v in enumerate(self._values)}
         operation_node = {i: 2 + len(defined) + i - problem.start for i in range(problem.start, problem.stop)}
-        excluded = problem.unsavable.union(unsavable)
 
         edges: list[tuple[int, int]] = []
         seconds: list[float] = []  # the capacity of an edge is seconds + price * bytes
@@ -47,10 +45,9 @@ class RecomputeNetwork:
             saved.append(size)
 
         for v in problem.needed:
-            if v in value_node:
-                add(_SOURCE, value_node[v], np.inf, 0.0)
+            add(_SOURCE, value_node[v], np.inf, 0.0)
         for v, producer in defined.items():
-            if v in excluded:
+            if v in problem.unsavable:
                 add(value_node[v], operation_node[producer], np.inf, 0.0)
             else:
                 add(value_node[v], operation_node[producer], 0.0, float(graph.values[v].bytes))
