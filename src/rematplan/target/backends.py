@@ -67,7 +67,8 @@ def measure(request: dict[str, Any]) -> Measurement:
 def _compile(target: Target, request: dict[str, Any], options: dict[str, Any]) -> Any:
     from rematplan._jax_private import compile_stablehlo
 
-    devices = _devices(target.kind, _chip(target).name, target.topology, _gpu_memory(_chip(target), request))
+    memory_bytes = _gpu_memory(_chip(target), request) if target.kind is Kind.GPU else 0
+    devices = _devices(target.kind, _chip(target).name, target.topology, memory_bytes)
     return compile_stablehlo(
         request["stablehlo"],
         _mesh(tuple(request["mesh_shape"]), devices),
