@@ -68,7 +68,7 @@ def checkpointing(eqn: Any) -> tuple[str, Any]:
 
 
 def region_parameters(eqn: Any) -> tuple[Any, bool]:
-    """The policy of a checkpoint region and whether it keeps common subexpressions apart, as the new remat always does (0.10.2)."""
+    """The policy of a checkpoint region and whether it hinders merging, as the new remat always does (0.10.2)."""
     if eqn.primitive.name == "call_hi_primitive":
         held = eqn.params["_prim"].params
         return held.get("policy"), bool(held.get("prevent_cse", True))

@@ -452,6 +452,9 @@ def shapes_fingerprint(graph: Graph) -> str:
     return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16]
 
 
+_ITSELF = "the function itself (a Python number that was static when it was planned and is an array here counts, too)"
+
+
 def difference(planned: Mapping[str, str], here: Mapping[str, str]) -> str:
     """Where two functions differ, by their `module_fingerprints`."""
     gone = [m for m in planned if m not in here]
@@ -460,6 +463,6 @@ def difference(planned: Mapping[str, str], here: Mapping[str, str]) -> str:
     parts = []
     for label, modules in (("changed", changed), ("missing", gone), ("new", new)):
         if modules:
-            shown = ", ".join(m or "the function itself" for m in modules[:3])
+            shown = ", ".join(m or _ITSELF for m in modules[:3])
             parts.append(f"{label}: {shown}" + (f" and {len(modules) - 3} more" if len(modules) > 3 else ""))
     return "; ".join(parts) or "the same modules are wired differently"

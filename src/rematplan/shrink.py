@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from rematplan.lift import Lifted
 from rematplan.materialize import random_array
 from rematplan.program.graph import Graph, Nesting
-from rematplan.program.trace import Traced
+from rematplan.program.trace import STATEFUL, UNFUNCTIONALIZED, Traced, holds
 from rematplan.sharding import mesh_of, mesh_of_devices, own_spec
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ def fitting(work: Workload, traced: Traced, *, full: bool = False, seed: int = 0
       seed: of random arguments.
     """
     lifted = work.lift(scopes=True)
+    if holds(traced.graph, STATEFUL):
+        return Size(None, "no numbers: lax.rng_uniform draws from a hidden state, other numbers in each run")
+    if holds(traced.graph, UNFUNCTIONALIZED):
+        return Size(None, "no numbers: checkify.check runs only inside of the step that makes it functional")
     mesh = mesh_of(lifted.leaves)
     if mesh is not None or _spans_devices(traced.graph):
         return _on_devices(work, lifted, traced, mesh, full=full, seed=seed)

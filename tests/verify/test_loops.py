@@ -196,6 +196,26 @@ def test_a_plan_for_a_loop_of_another_length_is_a_mismatch_like_any_other():
     assert_same(got, loss(x, w[:2]))
 
 
+@pytest.mark.parametrize("parts", [((None, 0, 0.5),), PARTS["two"], PARTS["chunks"]], ids=["one", "two", "chunks"])
+def test_weak_types_stay_weak(parts):
+    """A scalar that was weak must not widen what it is multiplied with in the next step of a training."""
+
+    def loss(x, w, s, b):
+        def body(h, w):
+            return jnp.tanh(h @ w * s + b), None
+
+        return (lax.scan(body, x, w)[0].astype(jnp.float32) ** 2).mean()
+
+    x, w = (a.astype(jnp.bfloat16) for a in arrays()[:2])
+    given = x, w, jnp.asarray(1.0), jnp.full(SIZE, 0.1)
+    assert [a.weak_type for a in given] == [False, False, True, True]
+    traced = with_residuals(trace(lambda *g: [loss(*g)], given, differentiated=[0, 1, 2, 3]))
+    planned = apply.configured(traced, configured(traced, *parts))
+    gradients = jax.grad(lambda *g: planned(*g)[0], argnums=(0, 1, 2, 3))(*given)
+    wanted = jax.grad(loss, argnums=(0, 1, 2, 3))(*given)
+    assert [(g.dtype, g.weak_type) for g in gradients] == [(g.dtype, g.weak_type) for g in wanted]
+
+
 def test_chunks_are_refused_where_remat_does_not_honour_them(monkeypatch):
     traced = traced_program("layers")
     monkeypatch.setattr("rematplan._jax_private.new_remat", lambda: True)

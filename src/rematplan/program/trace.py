@@ -37,6 +37,10 @@ NESTINGS = {
     "shard_map": Nesting.SHARD_MAP,
 }
 CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback", "debug_print", "custom_partitioning"})
+# what draws from a state that no value holds: other numbers each time
+STATEFUL = frozenset({"rng_uniform"})
+# what JAX cannot lower until `checkify.checkify` around it has turned it into values
+UNFUNCTIONALIZED = frozenset({"check"})
 COLLECTIVES = frozenset(
     "psum psum2 psum_invariant pmax pmin ppermute all_gather all_gather_invariant all_to_all reduce_scatter".split()
 )
@@ -218,7 +222,7 @@ def _with_open_regions(closed: Any) -> Any:
     if not _holds_region(closed.jaxpr):
         return closed
     flat = trace_jaxpr(closed, differentiated=(), detail=Detail.STRUCTURE, own_regions=OwnRegions.REPLACE)
-    shapes = [shape_of(a).update(weak_type=a.weak_type) for a in closed.in_avals]
+    shapes = [shape_of(a) for a in closed.in_avals]
     return jax.make_jaxpr(evaluate.plain(flat))(*shapes)
 
 
@@ -325,12 +329,34 @@ def _operations(equations: list[Equation], detail: Detail) -> tuple[list[Operati
                 location=equation.location,
                 flops=flops.of_equation(eqn) if detail is Detail.FULL else 0.0,
                 signature=signature(eqn, cache) if detail is Detail.FULL else "",
-                barrier=bool(eqn.effects) or eqn.primitive.name in CALLBACKS or _never_in_a_region(eqn),
+                barrier=_runs_once(eqn, cache) or _never_in_a_region(eqn),
                 collective=eqn.primitive.name in COLLECTIVES,
                 subprogram=subprogram,
             )
         )
     return operations, bodies
+
+
+def _runs_once(eqn: Any, cache: dict[Any, Any]) -> bool:
+    """Whether an equation has to run exactly as often as the program says, for what it does or for what is inside of it.
+
+    Effects of what is inside are the equation's own, except those that end there, as a kernel's on its buffers. A pure callback
+    has none; a derivative rule, a branch or a loop may hide it.
+    """
+    if eqn.effects or eqn.primitive.name in CALLBACKS | STATEFUL:
+        return True
+    return any(_holds_callback(nested.jaxpr, cache) for _, nested in flops.nested_jaxprs(eqn))
+
+
+def _holds_callback(jaxpr: Any, cache: dict[Any, Any]) -> bool:
+    key = ("callback", jaxpr)
+    if key not in cache:
+        cache[key] = any(
+            eqn.primitive.name in CALLBACKS | STATEFUL
+            or any(_holds_callback(nested.jaxpr, cache) for _, nested in flops.nested_jaxprs(eqn))
+            for eqn in jaxpr.eqns
+        )
+    return cache[key]
 
 
 def _never_in_a_region(eqn: Any) -> bool:
@@ -394,10 +420,11 @@ def _fingerprint(operations: Sequence[Operation]) -> str:
 
 
 def shape_of(aval: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a value, with its sharding where that is part of its type (explicit mesh axes)."""
+    """Shape, dtype and weak type of a value, with its sharding where that is part of its type (explicit mesh axes)."""
     sharding = getattr(aval, "sharding", None)
     typed = sharding is not None and not sharding.mesh.empty and not sharding.mesh.are_all_axes_auto
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding if typed else None)
+    weak = bool(getattr(aval, "weak_type", False))
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=weak, sharding=sharding if typed else None)
 
 
 def nbytes(aval: Any) -> int:
@@ -408,6 +435,14 @@ def nbytes(aval: Any) -> int:
     for d in aval.shape:
         size *= int(d)
     return size * _jax_private.itemsize(aval.dtype)
+
+
+def holds(graph: Graph, primitives: frozenset[str]) -> bool:
+    """Whether one of these primitives is in a program, or in one nested in it."""
+    return any(
+        op.primitive in primitives or (op.subprogram is not None and holds(op.subprogram.graph, primitives))
+        for op in graph.operations
+    )
 
 
 def with_names(traced: Traced, names: Sequence[str]) -> Traced:
