@@ -36,8 +36,8 @@ def traced_loss(work: Workload, *, own_regions: OwnRegions = OwnRegions.KEEP) ->
                 raise
             unbound = str(error).partition(".")[0]
             raise InputError(
-                f"{work.name} communicates over an axis that a vmap or shard_map around it names ({unbound}), and is planned by "
-                "itself. Put that vmap or shard_map into the loss function."
+                f"{work.name} communicates over an axis that a vmap or shard_map around it names ({unbound}), and is planned "
+                "by itself. Put that vmap or shard_map into the loss function."
             ) from error
         if work.make_step is None and holds(traced.graph, UNFUNCTIONALIZED):
             raise InputError(
