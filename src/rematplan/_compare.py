@@ -21,7 +21,7 @@ from rematplan._measure import (
 )
 from rematplan._model import describe_model
 from rematplan.budgets import budget_bytes
-from rematplan.errors import CompilerError, PlanMismatch
+from rematplan.errors import CompilerError, InputError, PlanMismatch
 from rematplan.planner.baselines import Baseline, baselines
 from rematplan.program.configuration import PLAIN
 from rematplan.program.loss import traced_loss
@@ -90,7 +90,8 @@ def compare(
             elsewhere = functools.partial(apply.transferred, traced=traced, configuration=baseline.configuration)
             planned = checkpointed(traced, baseline)
             tasks.append(_Task(baseline, lowered(work, planned, chosen, options=options, elsewhere=elsewhere)))
-        except PlanMismatch as error:  # a callback or an ordered effect where the region would be
+        # a callback or an ordered effect where the region would be; a policy that JAX would drop
+        except (PlanMismatch, InputError) as error:
             refused.append(Refused(baseline.name, str(error)))
     rows: list[Row] = []
     with using(executor):

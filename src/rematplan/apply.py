@@ -157,6 +157,7 @@ class _Applied:
         self._last_use = traced.graph.last_use()
         self._shared = shared(traced, configuration)
         self._codes: dict[tuple[Region, str | None], _Code] = {}
+        self._outermost = frozenset(configuration.regions)
 
     def run(
         self, region: Region, env: dict[int, Any], names: Mapping[int, str] | None = None, module: str | None = None
@@ -220,7 +221,7 @@ class _Applied:
         defined = {o for e in equations for o in e.outputs if o >= 0}
         inputs = tuple(dict.fromkeys(i for e in equations for i in e.inputs if i not in defined))
         outputs = tuple(o for e in equations for o in e.outputs if o >= 0 and self._last_use[o] >= region.stop)
-        names = {v: values[v].name if module is None else inside_of(module, values[v].name) for v in region.saved}
+        names = {v: self._name(values[v].name, region, module) for v in region.saved}
 
         def body(*arguments: Any) -> list[Any]:
             env = dict(zip(inputs, arguments, strict=True))
@@ -229,6 +230,16 @@ class _Applied:
 
         function = jax.checkpoint(body, policy=_policy(region, names), prevent_cse=region.prevent_cse)
         return _Code(function, inputs, outputs)
+
+    def _name(self, full: str, region: Region, module: str | None) -> str:
+        """What a saved value is called in the code of its region: the same in every region that runs that code."""
+        if module is None:
+            return full
+        relative = inside_of(module, full)
+        # JAX asks the policies of all regions around a value: its name must not be one of theirs
+        return (
+            relative if region in self._outermost else f"{scopes.without_indices(module)}/{relative}".removeprefix("/")
+        )
 
 
 def _can_be_named(equation: Equation) -> bool:

@@ -10,7 +10,7 @@ import difflib
 
 from rematplan.errors import InputError
 from rematplan.planner.baselines import Baseline, baselines
-from rematplan.program.configuration import Configuration, Region
+from rematplan.program.configuration import POLICIES, Configuration, Region
 from rematplan.program.graph import Graph
 
 HAND_WRITTEN = (
@@ -26,15 +26,6 @@ HAND_WRITTEN = (
     "whole-dots",
     "compiler",
 )
-# Those of jax.checkpoint_policies that are policies; the others there are functions that make one (jax 0.10.2).
-JAX_POLICIES = (
-    "everything_saveable",
-    "nothing_saveable",
-    "dots_saveable",
-    "checkpoint_dots",
-    "dots_with_no_batch_dims_saveable",
-    "checkpoint_dots_with_no_batch_dims",
-)
 
 
 def by_name(graph: Graph, name: str) -> Baseline:
@@ -48,10 +39,10 @@ def by_name(graph: Graph, name: str) -> Baseline:
             "the policy 'none' is refused because policy=None means full recompute in JAX; "
             "write plain for no rematerialization or whole for full recompute of the model."
         )
-    if name in JAX_POLICIES:
+    if name in POLICIES:
         return Baseline(name, Configuration(_around_everything(graph, name)))
     if name not in HAND_WRITTEN:
-        known = (*HAND_WRITTEN, *JAX_POLICIES)
+        known = (*HAND_WRITTEN, *POLICIES)
         near = difflib.get_close_matches(name, known, n=3)
         hint = f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known)}"
         raise InputError(f"unknown policy {name!r}; {hint}.")

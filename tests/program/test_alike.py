@@ -15,7 +15,7 @@ from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
 from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import region_body, trace
-from rematplan.scopes import module_path
+from rematplan.scopes import module_path, module_scope
 
 
 def regions_of(closed) -> list:
@@ -84,6 +84,33 @@ def test_saved_names_of_shared_code_are_relative_and_really_kept() -> None:
     plan_regions, loops = rp._plan.describe(Configuration(regions), traced.graph, {})
     checked = rp.verify(work, plan=rp.Plan(regions=plan_regions, loops=loops, fingerprint=traced.graph.fingerprint))
     assert checked.passed and checked.saved_as_planned, checked.differences
+
+
+def test_a_region_around_others_keeps_only_its_own_values_whatever_theirs_are_called_inside() -> None:
+    def loss(x, *weights):
+        first, *rest = weights
+        h = jnp.sin(x @ first)  # called as the products inside of the blocks are called there
+        for i, w in enumerate(rest):
+            with jax.named_scope(module_scope(f"blocks/{i}")):
+                h = jnp.sin(jnp.cos(h @ w))
+        return [h.sum()]
+
+    given = [jnp.full((2, 4), 0.3), *[jnp.full((4, 4), 0.1)] * 5]
+    traced = with_residuals(trace(loss, given, differentiated=range(6)))
+    graph = traced.graph
+    dots = [op for op in graph.operations if op.primitive == "dot_general"]
+    ends = [op.index for op in dots[2:]] + [len(graph.operations) - 1]
+    assert dots[0].name == "dot_general"
+
+    def residuals(outer: bool, inner: bool) -> int:
+        kept = lambda op, wanted: frozenset(op.outputs) if wanted else frozenset()
+        blocks = tuple(Region(op.index, end, kept(op, inner)) for op, end in zip(dots[1:], ends, strict=True))
+        around = Region(0, len(graph.operations) - 1, kept(dots[0], outer), inner=blocks)
+        function = apply.configured(traced, Configuration((around,)))
+        return len(jax.tree.leaves(jax.vjp(lambda *a: function(*a)[0], *given)[1]))
+
+    assert residuals(outer=True, inner=False) == residuals(outer=False, inner=False) + 1
+    assert residuals(outer=True, inner=True) == residuals(outer=True, inner=False)
 
 
 def two_layers(first, second, *, keep: int = 0):

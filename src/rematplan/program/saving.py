@@ -7,7 +7,6 @@ an operation: in loops, branches, regions of the user's and derivative rules. Wh
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -151,7 +150,6 @@ def _with_nested(eqn: Any) -> Iterator[Any]:
             yield from _with_nested(inner)
 
 
-@functools.lru_cache(maxsize=4096)
 def _differentiated(equation: Equation) -> Any:
     """The program of an operation and its tangents, custom rules in place of what they are rules of."""
     function = as_function(equation)

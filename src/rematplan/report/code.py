@@ -23,6 +23,7 @@ class RegionGroup:
       saved: names relative to the module.
       inner: regions inside each of them, folded alike.
       offloaded: those of the saved names that are kept in the host's memory.
+      policy: of `jax.checkpoint_policies`, which decides in place of saved names; empty for none.
     """
 
     modules: tuple[str, ...]
@@ -30,6 +31,7 @@ class RegionGroup:
     saved: tuple[str, ...]
     inner: tuple[RegionGroup, ...] = ()
     offloaded: tuple[str, ...] = ()
+    policy: str = ""
 
     @property
     def label(self) -> str:
@@ -44,11 +46,12 @@ def groups(regions: Iterable[Mapping[str, Any]]) -> tuple[RegionGroup, ...]:
     for region in regions:
         pattern = tuple(without_indices(text) for text in (region["module"], region["first"], region["last"]))
         # Regions that follow no module differ in where they start; what they save tells whether they do the same.
-        inner = [(len(g.modules), g.saved, g.inner) for g in groups(region.get("inner", ()))]
+        inner = [(len(g.modules), g.saved, g.policy, g.inner) for g in groups(region.get("inner", ()))]
         key = (
             pattern if region["module"] else None,
             relative_names(region, "saved"),
             relative_names(region, "offloaded"),
+            region.get("policy", ""),
             str(inner),
         )
         if folded and folded[-1][0] == key:
@@ -61,6 +64,7 @@ def groups(regions: Iterable[Mapping[str, Any]]) -> tuple[RegionGroup, ...]:
             spans=tuple((region["first"], region["last"]) for region in same),
             saved=key[1],
             offloaded=key[2],
+            policy=key[3],
             inner=groups(same[0].get("inner", ())),
         )
         for key, same in folded
@@ -105,7 +109,7 @@ def code_of(document: Mapping[str, Any]) -> str:
 
 def _group_code(group: RegionGroup, name: str) -> list[str]:
     lines: list[str] = []
-    policy = "policy=None"
+    policy = f"policy=jax.checkpoint_policies.{group.policy}" if group.policy else "policy=None"
     if group.saved:
         policy = f"policy={name}_saved"
         names = "".join(f"    {saved!r},\n" for saved in group.saved)
@@ -123,7 +127,7 @@ def _group_code(group: RegionGroup, name: str) -> list[str]:
             )
     if all(group.modules):
         lines += [
-            f"@nnx.remat({policy})" if group.saved else "@nnx.remat",
+            f"@nnx.remat({policy})" if group.saved or group.policy else "@nnx.remat",
             f"def {name}(module, *inputs):",
             "    return module(*inputs)",
             f"# Call {name}(module, ...) in place of module(...) for: {', '.join(group.modules)}",
@@ -198,7 +202,7 @@ def _line(group: RegionGroup) -> str:
     each = " each" if len(group.modules) > 1 else ""
     on_host = set(group.offloaded)
     names = [f"{name} (on the host)" if name in on_host else name for name in group.saved]
-    saved = ", ".join(names) if names else "nothing"
+    saved = ", ".join(names) if names else f"what {group.policy} saves" if group.policy else "nothing"
     inside = f"; inside{each}: {', '.join(map(_line, group.inner))}" if group.inner else ""
     return f"{count} {group.label},{each} saving {saved}{inside}"
 
