@@ -16,6 +16,7 @@ from rematplan.program.loss import traced_loss
 from rematplan.program.residuals import with_residuals
 from rematplan.program.trace import region_body, trace
 from rematplan.scopes import module_path, module_scope
+from tests.verify import programs
 
 
 def regions_of(closed) -> list:
@@ -86,6 +87,7 @@ def test_saved_names_of_shared_code_are_relative_and_really_kept() -> None:
     assert checked.passed and checked.saved_as_planned, checked.differences
 
 
+@programs.NESTED
 def test_a_region_around_others_keeps_only_its_own_values_whatever_theirs_are_called_inside() -> None:
     def loss(x, *weights):
         first, *rest = weights
