@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from rematplan import step
+from rematplan import _jax_private, step
 from rematplan.lift import Lifted
 from rematplan.sharding import mesh_of
 
@@ -139,8 +139,14 @@ def _run(
     # both have to give the same. A new function each time: what the loss returns is read from its last trace.
     flat = jex.jaxpr_as_fun(jax.make_jaxpr(lambda *given: function(*given))(*leaves))
     made = step.value_and_grad(lifted, lambda *given: list(flat(*given)), differentiated)
-    results = jax.jit(made.function, compiler_options=CPU_OPTIONS)(*leaves)
+    results = jax.jit(made.function, compiler_options=_options())(*leaves)
     return [_numpy(r) for r in results], made.outputs()
+
+
+def _options() -> dict[str, Any]:
+    """Under JAX's new remat XLA:CPU dies of a barrier in a loop (jaxlib 0.10.2): there recomputation may be merged."""
+    merged = ("xla_disable_hlo_passes",) if _jax_private.new_remat() else ()
+    return {name: value for name, value in CPU_OPTIONS.items() if name not in merged}
 
 
 def _numpy(array: Any) -> np.ndarray:

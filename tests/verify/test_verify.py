@@ -20,6 +20,7 @@ from rematplan.lift import lift
 from rematplan.program import evaluate
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
+from rematplan.scopes import module_scope
 from tests.inspect.models import small, tanh_model
 
 CHEAP_TO_SAVE = {"exp", "tanh", "reduce_max", "rsqrt", "dot_general", "logistic"}
@@ -269,6 +270,20 @@ def test_the_loss_inside_the_users_own_step():
     assert record.passed
     assert record.size == "full"
     assert record.gradients_max_error == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_region_in_the_body_of_a_loop_is_proved():
+    """Under JAX's new remat XLA:CPU ended the process (jaxlib 0.10.2)."""
+
+    def loss(w, x):
+        with jax.named_scope(module_scope("layers/0")):
+            return jnp.square(jax.lax.scan(lambda h, row: (jnp.exp(h @ row), None), x, w)[0]).sum()
+
+    work = rp.Workload(loss, jnp.full((4, 4, 4), 0.1), jnp.ones((2, 4)))
+    traced = traced_loss(work)
+    plan = as_plan(work, policies.by_name(traced.graph, "per-block").configuration)
+    assert plan.loops
+    assert rp.verify(work, plan=plan).passed
 
 
 def small_beside_large(b_gradient):
