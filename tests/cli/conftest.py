@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,17 +37,23 @@ def cli(capfd, monkeypatch) -> Callable[..., Result]:
 
 
 @pytest.fixture
-def factory_file(tmp_path, monkeypatch) -> Callable[[str], Path]:
-    """Writes a module with factories and returns its path; what it imports and registers is undone afterwards."""
+def imports_undone(monkeypatch) -> Iterator[None]:
+    """What a test imports by a name that begins with `users_`, and where it was looked for, is forgotten afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if name.startswith("users_"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def factory_file(tmp_path, imports_undone) -> Callable[[str], Path]:
+    """Writes a module with factories and returns its path; what it imports and registers is undone afterwards."""
 
     def write(source: str, name: str = "users_model.py") -> Path:
         path = tmp_path / name
         path.write_text(textwrap.dedent(source))
         return path
 
-    yield write
-    for name in set(sys.modules) - before:
-        if name.startswith("users_"):
-            del sys.modules[name]
+    return write

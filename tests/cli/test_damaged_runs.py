@@ -47,7 +47,7 @@ def damaged(document: dict[str, Any], place: tuple[Any, ...], new: Any) -> dict[
     return copied
 
 
-def refused_or_shown(result) -> None:
+def assert_refused_or_shown(result) -> None:
     assert result.code in READ, result.err
     assert "internal error" not in result.err
     assert bool(result.out) == (result.code == 0)
@@ -62,7 +62,7 @@ def test_anything_else_in_one_place(cli, tmp_path, number):
     for place in (*heads, *chosen.sample(deep, min(EACH, len(deep)))):
         file = tmp_path / "run.json"
         file.write_text(json.dumps(damaged(document, place, chosen.choice(DAMAGES))))
-        refused_or_shown(cli(*chosen.choice(VERBS), str(file)))
+        assert_refused_or_shown(cli(*chosen.choice(VERBS), str(file)))
 
 
 @pytest.mark.parametrize(

@@ -164,12 +164,11 @@ def test_an_error_inside_the_factory_shows_the_users_own_line(cli, factory_file)
 
 
 @pytest.fixture
-def installed(tmp_path, monkeypatch):
+def installed(tmp_path, monkeypatch, imports_undone):
     """Writes packages as pip would have installed them."""
     folder = tmp_path / "site-packages"
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     monkeypatch.setattr(userframe, "_INSTALLED", (*userframe._INSTALLED, folder))
-    before = set(sys.modules)
 
     def write(name: str, source: str):
         path = folder / name / "zoo.py"
@@ -178,10 +177,7 @@ def installed(tmp_path, monkeypatch):
         path.write_text(textwrap.dedent(source))
         return path
 
-    yield write
-    for name in set(sys.modules) - before:
-        if name.startswith("users_"):
-            del sys.modules[name]
+    return write
 
 
 @pytest.mark.parametrize(

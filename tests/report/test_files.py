@@ -62,7 +62,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions(tmp_path):
 def test_the_umask_of_the_process_stays_while_files_are_written(tmp_path, monkeypatch):
     """Another thread may make files of its own at any time."""
     monkeypatch.setattr(files.os, "umask", lambda _mask: pytest.fail("the umask is the whole process's"))
-    write_text(tmp_path / "run.json", "text")
+    assert write_text(tmp_path / "run.json", "text").read_text() == "text"
 
 
 @pytest.mark.parametrize(
