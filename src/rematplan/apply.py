@@ -236,10 +236,10 @@ class _Applied:
         if module is None:
             return full
         relative = inside_of(module, full)
+        if region in self._outermost:
+            return relative
         # JAX asks the policies of all regions around a value: its name must not be one of theirs
-        return (
-            relative if region in self._outermost else f"{scopes.without_indices(module)}/{relative}".removeprefix("/")
-        )
+        return f"{scopes.without_indices(module)}/{relative}".removeprefix("/")
 
 
 def _can_be_named(equation: Equation) -> bool:
@@ -278,13 +278,8 @@ def _check_loop(equation: Equation, body: Traced, plan: LoopPlan) -> None:
     """Raises what `_loop` would raise, which is called only when the program is traced."""
     if plan.body is None:
         _iterations(equation, body, plan)
-        return
-    length, counted = equation.eqn.params["length"], plan.parts[0].iterations
-    if counted not in (None, length):
-        raise PlanMismatch(
-            f"the plan is for {counted} iterations of a loop of {length}, and says nothing of the others"
-        )
-    configured(body, plan.body)
+    else:
+        configured(body, plan.body)
 
 
 def _iterations(equation: Equation, body: Traced, plan: LoopPlan) -> list[Iterations]:

@@ -38,7 +38,7 @@ def users_frame(error: BaseException) -> str | None:
     outside them. An exception that a frame of rematplan itself raised is rematplan's, wherever it was called from.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    if frames and _is_under(Path(frames[-1].filename), (_OWN,)):
+    if frames and _is_under(Path(frames[-1].filename).resolve(), (_OWN,)):
         return None
     libraries = (_OWN, *_library_places())
     entered = False
@@ -69,5 +69,4 @@ def _library_places() -> tuple[Path, ...]:
 
 
 def _is_under(path: Path, folders: tuple[Path, ...]) -> bool:
-    path = path.resolve()
     return any(path.is_relative_to(folder) for folder in folders)

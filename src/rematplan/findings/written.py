@@ -46,12 +46,10 @@ def _once(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     for (code, location), same in kept.items():
         sizes = [f.bytes for f in same if f.bytes is not None]
         work = [f.flops for f in same if f.flops is not None]
-        times = f" This holds {len(same)} times here" if len(same) > 1 else ""
-        times += (
-            ("; what is at stake is the sum of all, other figures are of one." if sizes or work else ".")
-            if times
-            else ""
-        )
+        times = ""
+        if len(same) > 1:
+            summed = "; what is at stake is the sum of all, other figures are of one" if sizes or work else ""
+            times = f" This holds {len(same)} times here{summed}."
         first = same[0]
         size, flops = sum(sizes) if sizes else None, sum(work) if work else None
         merged.append(Finding(code, first.message + times, first.module, location, size, flops))

@@ -39,6 +39,7 @@ NESTINGS = {
 CALLBACKS = frozenset({"pure_callback", "io_callback", "debug_callback", "debug_print", "custom_partitioning"})
 # what draws from a state that no value holds: other numbers each time
 STATEFUL = frozenset({"rng_uniform"})
+_RUN_ONCE = CALLBACKS | STATEFUL
 # what JAX cannot lower until `checkify.checkify` around it has turned it into values
 UNFUNCTIONALIZED = frozenset({"check"})
 COLLECTIVES = frozenset(
@@ -329,7 +330,7 @@ def _operations(equations: list[Equation], detail: Detail) -> tuple[list[Operati
                 location=equation.location,
                 flops=flops.of_equation(eqn) if detail is Detail.FULL else 0.0,
                 signature=signature(eqn, cache) if detail is Detail.FULL else "",
-                barrier=_runs_once(eqn, cache) or _never_in_a_region(eqn),
+                barrier=bool(eqn.effects) or _runs_once(eqn, cache) or _never_in_a_region(eqn),
                 collective=eqn.primitive.name in COLLECTIVES,
                 subprogram=subprogram,
             )
@@ -338,25 +339,20 @@ def _operations(equations: list[Equation], detail: Detail) -> tuple[list[Operati
 
 
 def _runs_once(eqn: Any, cache: dict[Any, Any]) -> bool:
-    """Whether an equation has to run exactly as often as the program says, for what it does or for what is inside of it.
+    """Whether an equation has to run exactly as often as the program says although it has no effects.
 
-    Effects of what is inside are the equation's own, except those that end there, as a kernel's on its buffers. A pure callback
-    has none; a derivative rule, a branch or a loop may hide it.
+    So does a pure callback, which a derivative rule, a branch or a loop may hide. Effects of what is inside of an equation are
+    its own, except those that end there, as a kernel's on its buffers.
     """
-    if eqn.effects or eqn.primitive.name in CALLBACKS | STATEFUL:
+    if eqn.primitive.name in _RUN_ONCE:
         return True
-    return any(_holds_callback(nested.jaxpr, cache) for _, nested in flops.nested_jaxprs(eqn))
-
-
-def _holds_callback(jaxpr: Any, cache: dict[Any, Any]) -> bool:
-    key = ("callback", jaxpr)
-    if key not in cache:
-        cache[key] = any(
-            eqn.primitive.name in CALLBACKS | STATEFUL
-            or any(_holds_callback(nested.jaxpr, cache) for _, nested in flops.nested_jaxprs(eqn))
-            for eqn in jaxpr.eqns
-        )
-    return cache[key]
+    for _, nested in flops.nested_jaxprs(eqn):
+        key = ("runs once", nested.jaxpr)
+        if key not in cache:
+            cache[key] = any(_runs_once(inner, cache) for inner in nested.jaxpr.eqns)
+        if cache[key]:
+            return True
+    return False
 
 
 def _never_in_a_region(eqn: Any) -> bool:

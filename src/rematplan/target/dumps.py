@@ -28,7 +28,7 @@ def scheduled_text(read_back: Callable[[], str], dumped: Callable[[], Path]) -> 
     """A compiled TPU program as text: from its executable or, where jaxlib cannot read that, from the compiler's dump.
 
     jaxlib 0.10.2 refuses programs in which libtpu 0.0.52 hands gathers to SparseCores: an embedding's or a loss's large enough,
-    on v5p and v6e.
+    on v5p, v6e and v7x.
 
     Args:
       read_back: asks the executable.
