@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -132,20 +133,26 @@ def _measure_all(tasks: list[_Task], target: Target, say: Progress) -> list[Meas
         say(f"{target.name}: {len(done)} of {len(tasks)} configurations measured, last {done[-1]}")
 
     if target.kind is Kind.LOCAL:  # in this thread, one after another
-        return [_outcome(functools.partial(measure_lowered, task.lowered, target), task, tell) for task in tasks]
+        outcomes: list[Measurement | str] = []
+        for task in tasks:
+            outcomes.append(_outcome(functools.partial(measure_lowered, task.lowered, target), task))
+            if isinstance(outcomes[-1], Measurement):
+                tell(task)
+        return outcomes
     say(f"{target.name}: measuring {len(tasks)} configurations")
     with SideBySide(target) as measuring:
-        futures = [measuring.submit(task.lowered.program, task.lowered.options) for task in tasks]
-        return [_outcome(future.result, task, tell) for future, task in zip(futures, tasks, strict=True)]
+        futures = {measuring.submit(task.lowered.program, task.lowered.options): task for task in tasks}
+        for future in as_completed(futures):
+            if future.exception() is None:
+                tell(futures[future])
+        return [_outcome(future.result, task) for future, task in futures.items()]
 
 
-def _outcome(measured: Callable[[], Measurement], task: _Task, tell: Callable[[_Task], None]) -> Measurement | str:
+def _outcome(measured: Callable[[], Measurement], task: _Task) -> Measurement | str:
     try:
-        outcome = attributed(measured(), task.lowered.arguments)
+        return attributed(measured(), task.lowered.arguments)
     except CompilerError as error:
         return str(error)
-    tell(task)
-    return outcome
 
 
 def _note(task: _Task, measured: Measurement) -> str:
