@@ -23,6 +23,7 @@ from rematplan.target.target import resolve
         ("jax._src.compiler", ["get_compile_options"]),
         ("jax._src.dispatch", ["should_tuple_args"]),
         ("jax._src.interpreters.mlir", ["make_ir_context"]),
+        ("jax._src.interpreters.pxla._dce_jaxpr", ["evict_weakref"]),
         ("jax._src.lib.xla_client", ["DeviceList"]),
         ("jax._src.lib.mlir.ir", ["Module"]),
         ("jax._src.distributed.global_state", ["client", "num_processes", "process_id"]),

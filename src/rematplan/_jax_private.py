@@ -21,6 +21,7 @@ from jax._src import (
     source_info_util,  # no public way from an equation to its user frame (0.10.2)
 )
 from jax._src.ad_checkpoint import name_p  # what policies are asked about has no public name (0.10.2)
+from jax._src.interpreters import pxla  # a lowered program is kept under itself (0.12.0)
 from jax._src.named_sharding import UnspecifiedValue  # jit's "no sharding given" marker has no public test (0.10.2)
 
 # frames of these packages are not the user's
@@ -44,6 +45,17 @@ def is_unspecified(sharding: Any) -> bool:
 def trace_context() -> Hashable:
     """Everything set around a call that its trace depends on: precision, promotion, meshes. Not public (0.10.2)."""
     return config.trace_context()
+
+
+def release(traced: Any) -> None:
+    """Let JAX forget a program that was lowered with `keep_unused`, and with it the arrays that it captured.
+
+    JAX 0.12.0 caches what is left of a program without unused arguments, weakly by the program; with `keep_unused` that is
+    the program itself, which so is never freed. A later JAX without this cache needs nothing done.
+    """
+    evict = getattr(getattr(pxla, "_dce_jaxpr", None), "evict_weakref", None)
+    if evict is not None:
+        evict(traced.jaxpr)
 
 
 def user_location(source_info: Any) -> str:

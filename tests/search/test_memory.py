@@ -37,8 +37,12 @@ def frontier(work: rp.Workload) -> object:
     return rp.frontier(work, target="cpu", points=2)
 
 
+def measure(work: rp.Workload) -> object:
+    return rp.measure(work, target="local")
+
+
 @pytest.mark.parametrize("make", [of_arrays, of_a_model])
-@pytest.mark.parametrize("verb", [plan, frontier])
+@pytest.mark.parametrize("verb", [plan, frontier, measure])
 def test_a_planned_workload_and_its_arrays_are_freed(make, verb):
     def planned() -> list[weakref.ref]:
         work, held = make()

@@ -163,6 +163,25 @@ def test_a_topology_that_the_compiler_refuses_is_wrong_input():
 
 
 @pytest.mark.slow
+def test_a_probe_of_a_loop_reads_what_its_full_compile_does():
+    """The first is read from the compiler's dump, the second from the executable; versions of jaxlib write them differently."""
+
+    def loss(ws, x):
+        def layer(h, w):
+            h = jnp.tanh(h @ w)
+            return h / h.std(-1, keepdims=True), h.mean()
+
+        h, means = jax.lax.scan(layer, x, ws)
+        return (h**2).sum() + means.sum() + jax.lax.top_k(h, 4)[0].sum()
+
+    work = rp.Workload(loss, *shapes((8, 1024, 1024), (16384, 1024)))
+    probe, full = (rp.measure(work, target=V5E, method=method) for method in (Method.PROBE, Method.COMPILE))
+    assert probe.peak_bytes == pytest.approx(full.peak_bytes, rel=0.01)
+    assert probe.bytes_accessed == pytest.approx(full.bytes_accessed, rel=0.05)
+    assert probe.flops == pytest.approx(full.flops, rel=0.01)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [Method.PROBE, Method.COMPILE])
 def test_both_cores_of_every_chip_run_a_program(method):
     """`tpu-v7x:2x2x1` is four chips of two devices."""

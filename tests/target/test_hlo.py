@@ -66,6 +66,51 @@ def test_operands_printed_with_shapes():
     assert parse(text).entry.instructions[1].operands == ("a", "a")
 
 
+def test_elements_of_tuples_written_as_operands_are_instructions():
+    """jaxlib 0.12 writes no `get-tuple-element` in what libtpu dumps."""
+    text = """HloModule m, is_scheduled=true
+
+ENTRY %e (a: f32[4]) -> f32[2] {
+  %a = f32[4]{0} parameter(0)
+  %w = (f32[4]{0}, /*index=1*/(s32[], f32[2]{0:T(256)S(1)})) custom-call(%a)
+  %b = f32[2]{0} negate(%w#1#1)
+  ROOT %c = f32[2]{0} select(%w#1#0, %b, %w#1#1)
+}
+"""
+    instructions = parse(text).entry.instructions
+    assert [i.name for i in instructions] == ["a", "w", "w#1", "w#1#1", "w#1#0", "b", "c"]
+    inner, element = instructions[2:4]
+    assert (inner.opcode, inner.operands, inner.attribute("index")) == ("get-tuple-element", ("w",), "1")
+    assert (element.opcode, element.operands, element.attribute("index")) == ("get-tuple-element", ("w#1",), "1")
+    assert [leaf.path for leaf in inner.leaves] == [(0,), (1,)]
+    assert [(leaf.bytes, leaf.space) for leaf in element.leaves] == [(1024, 1)]
+    assert instructions[-1].operands == ("w#1#0", "b", "w#1#1")
+
+
+def test_calls_that_run_beside_others_are_known_by_their_short_names():
+    text = """HloModule m, is_scheduled=true
+
+%sparse (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %r = f32[4]{0} all-reduce(%p), replica_groups={}
+}
+
+ENTRY %e (a: f32[4]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  %s = ((), (), s32[4]{0}) custom-call-start(), async_execution_thread="sparsecore", called_computations={%sparse}
+  %u = ((f32[4]{0}), f32[4]{0}, s32[4]{0}) custom-call-update(%s, %a)
+  %d = f32[4]{0} custom-call-done(%u)
+  %k = (f32[4]{0}, f32[4]{0}, u32[]) copy-start(%d)
+  %l = f32[4]{0} copy-done(%k)
+  ROOT %c = f32[4]{0} custom-call(%l)
+}
+"""
+    instructions = parse(text).entry.instructions
+    opcodes = ["async-start", "async-update", "async-done", "copy-start", "copy-done", "custom-call"]
+    assert [i.opcode for i in instructions[1:]] == opcodes
+    assert instructions[1].called == ("sparse",)
+
+
 def test_aliased_outputs():
     aliases = "{ {0}: (2, {}, may-alias), {1, 3}: (0, {}, must-alias) }"
     header = f"HloModule m, is_scheduled=true, input_output_alias={aliases}, x={{}}"

@@ -124,6 +124,7 @@ def lower(
     """
     import jax
 
+    from rematplan._jax_private import release
     from rematplan.sharding import in_mesh, mesh_of, shard_bytes
 
     mesh = mesh_of(leaves)
@@ -131,6 +132,7 @@ def lower(
     with in_mesh(leaves):
         traced = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True).trace(*leaves)
         lowered = traced.lower(lowering_platforms=(target.platform,))
+    release(traced)
     outputs: list[Any] = jax.tree.leaves(lowered.out_info)
     if mesh is not None and sources is not None:
         outputs = [leaf if i is None else leaves[i] for leaf, i in zip(outputs, sources(), strict=True)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -32,6 +32,10 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{\s*$")
 _INSTRUCTION = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _TUPLE_END = re.compile(r"\) ([a-z][\w\-]*)\(")
 _NAME = re.compile(r"%([\w.\-]+)")
+_OPERAND = re.compile(r"%([\w.\-]+(?:#\d+)*)")  # jaxlib 0.12 writes an element of a tuple as `%tuple#0`
+# jaxlib 0.12 writes an `async-start` that wraps one call as `custom-call-start`, and what follows it alike
+_ASYNC = ("-start", "-update", "-done")
+_SHORT_ASYNC = re.compile(r"(?:custom-call|fusion|call)(-start|-update|-done)$")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -190,7 +194,7 @@ def parse(text: str) -> Module:
     table: dict[int, str] | None = None
     computations: dict[str, Computation] = {}
     entry_name = ""
-    name, body, start = "", [], 0
+    name, body, start = "", list[Instruction](), 0
     for number, line in enumerate(lines):
         if name and line.startswith("  "):
             instruction = _instruction(line)
@@ -198,7 +202,7 @@ def parse(text: str) -> Module:
                 body.append(instruction)
         elif line.startswith("}"):
             if name:
-                computations[name] = Computation(name, tuple(body), "\n".join(lines[start:number]))
+                computations[name] = Computation(name, _with_elements(body), "\n".join(lines[start:number]))
             name, body = "", []
         elif match := _COMPUTATION.match(line):
             name, body, start, table = match[2], [], number + 1, None
@@ -236,10 +240,34 @@ def _instruction(line: str) -> Instruction | None:
     opening = line.index("(", space)
     closing = _closing(line, opening)
     arguments = line[opening + 1 : closing]
-    operands = tuple(_NAME.findall(arguments)) if "%" in arguments else ()
-    return Instruction(
-        match[2], line[space + 1 : opening], line[start:space], arguments, operands, line[closing + 1 :], bool(match[1])
-    )
+    operands = tuple((_OPERAND if "#" in arguments else _NAME).findall(arguments)) if "%" in arguments else ()
+    opcode = line[space + 1 : opening]
+    if opcode.endswith(_ASYNC) and (short := _SHORT_ASYNC.match(opcode)):
+        opcode = f"async{short[1]}"
+    return Instruction(match[2], opcode, line[start:space], arguments, operands, line[closing + 1 :], bool(match[1]))
+
+
+def _with_elements(body: Sequence[Instruction]) -> tuple[Instruction, ...]:
+    """With the `get-tuple-element` instructions that operands like `%tuple#0` stand for, each behind what makes the tuple."""
+    wanted: dict[str, dict[str, int]] = {}
+    for instruction in body:
+        if "#" in instruction.arguments:
+            for operand in instruction.operands:
+                name, *indices = operand.split("#")
+                for index in indices:
+                    wanted.setdefault(name, {})[f"{name}#{index}"] = int(index)
+                    name = f"{name}#{index}"
+    return tuple(each for i in body for each in _and_elements(i, wanted)) if wanted else tuple(body)
+
+
+def _and_elements(of: Instruction, wanted: dict[str, dict[str, int]]) -> Iterator[Instruction]:
+    yield of
+    for name, index in wanted.get(of.name, {}).items():
+        shape = _split(_TUPLE_COMMENT.sub("", of.shape).strip()[1:-1])[index]
+        element = Instruction(
+            name, "get-tuple-element", shape, f"%{of.name}", (of.name,), f", index={index}", is_root=False
+        )
+        yield from _and_elements(element, wanted)
 
 
 def _closing(text: str, opening: int) -> int:

@@ -57,13 +57,16 @@ def measure_here(
     """
     import jax
 
+    from rematplan._jax_private import release
+
     devices, leaves = _on_devices(leaves)
     start = time.monotonic()
     options: dict[str, Any] = dict(_CPU_OPTIONS) if devices[0].platform == "cpu" else {}
     with in_mesh(leaves):
-        jitted = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True)
-        lowered = jitted.lower(*leaves)
+        traced = jax.jit(function, donate_argnums=tuple(donated), keep_unused=True).trace(*leaves)
+        lowered = traced.lower()
         compiled = lowered.compile(compiler_options=options)
+    release(traced)
     compile_seconds = time.monotonic() - start
     arguments = [_real(leaf, seed + index, devices[0]) for index, leaf in enumerate(leaves)]
     del leaves  # what was only placed for this must not live beside the copies that are donated
