@@ -21,7 +21,7 @@ from rich.table import Table
 
 import rematplan as rp
 from rematplan import workloads
-from rematplan._plan import describe
+from rematplan.naming import describe
 from rematplan.planner.baselines import baselines
 from rematplan.program.configuration import Configuration
 from rematplan.program.loss import traced_loss

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rematplan import apply, findings, policies
-from rematplan._plan import Plan, resolve
+from rematplan._plan import Plan
 from rematplan.errors import InputError
+from rematplan.naming import resolve
 from rematplan.program import saved
 from rematplan.program.configuration import PLAIN, Configuration
 from rematplan.program.graph import Graph, Nesting, Operation, ValueKind

@@ -17,8 +17,9 @@ import jax
 
 from rematplan import agreement, apply, findings
 from rematplan._measure import Progress, silent
-from rematplan._plan import Plan, describe, resolve
+from rematplan._plan import Plan
 from rematplan.errors import InputError
+from rematplan.naming import describe, resolve
 from rematplan.program import recomputed, structure
 from rematplan.program.loss import traced_loss
 from rematplan.records import Verification

@@ -15,11 +15,12 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 
 from rematplan import _jax_private, scopes
-from rematplan._plan import Plan, difference, module_fingerprints, resolve
+from rematplan._plan import Plan
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.lift import Lifted
 from rematplan.loops import Iterations, in_parts
 from rematplan.named import named_in_derivative
+from rematplan.naming import difference, module_fingerprints, resolve
 from rematplan.program import evaluate
 from rematplan.program.alike import in_module, inside_of, shared
 from rematplan.program.configuration import Configuration, LoopPlan, OwnRegions, Region

@@ -21,8 +21,9 @@ import jax
 
 from rematplan import errors
 from rematplan._jax_private import Processes, processes
-from rematplan._plan import Plan, difference, module_fingerprints, shapes_fingerprint
+from rematplan._plan import Plan
 from rematplan.errors import InfeasibleBudget, InputError, PlanMismatch, RematplanError
+from rematplan.naming import difference, module_fingerprints, shapes_fingerprint
 from rematplan.program.graph import Graph
 from rematplan.records import Finding, plain
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rematplan import _plan
+from rematplan._plan import Plan
 from rematplan.cli.workloads import load_workload
+from rematplan.naming import describe, module_fingerprints
 from rematplan.policies import by_name
 from rematplan.program.loss import traced_loss
 
@@ -22,14 +23,14 @@ def write_plan(path: Path, policy: str, *, saved: str = "") -> Path:
     """Writes what a hand-written policy amounts to as a plan without figures; the second region saves `saved`."""
     traced = traced_loss(load_workload(SMALL[0], SMALL[1:]))
     bodies = {index: body.graph for index, body in traced.bodies.items()}
-    regions, loops = _plan.describe(by_name(traced.graph, policy).configuration, traced.graph, bodies)
+    regions, loops = describe(by_name(traced.graph, policy).configuration, traced.graph, bodies)
     if saved:
         regions = (regions[0], dataclasses.replace(regions[1], saved=(saved,)), *regions[2:])
-    plan = _plan.Plan(
+    plan = Plan(
         regions=regions,
         loops=loops,
         fingerprint=traced.graph.fingerprint,
-        modules=_plan.module_fingerprints(traced.graph),
+        modules=module_fingerprints(traced.graph),
         target="tpu-v5e",
         name="mlp",
     )

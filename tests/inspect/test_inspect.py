@@ -12,8 +12,9 @@ from jax._src.ad_checkpoint import _saved_residuals  # noqa: TID251  the referen
 
 import rematplan as rp
 from rematplan import policies
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
 from rematplan.errors import InputError, PlanMismatch
+from rematplan.naming import describe
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
 from rematplan.program.trace import nbytes

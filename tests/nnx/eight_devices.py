@@ -14,7 +14,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import rematplan as rp
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
+from rematplan.naming import describe
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
 

@@ -17,8 +17,9 @@ import pytest
 from flax import nnx
 
 import rematplan as rp
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
 from rematplan.lift import lift
+from rematplan.naming import describe
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.trace import trace
 from tests.nnx.cases import CASES, Case

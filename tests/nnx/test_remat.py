@@ -17,10 +17,11 @@ from jax.experimental import checkify
 
 import rematplan as rp
 from rematplan import _jax_private, apply
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
 from rematplan._remat import KEPT_TRACES, CapturedModuleWarning, PlanMismatchWarning
 from rematplan.captured import captured
 from rematplan.errors import InfeasibleBudget, InputError, PlanMismatch
+from rematplan.naming import describe
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.trace import trace
 from rematplan.workload import Workload

@@ -19,7 +19,8 @@ from flax import nnx
 
 import rematplan as rp
 from rematplan import policies
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
+from rematplan.naming import describe
 from rematplan.program.loss import traced_loss
 
 F, B, STEPS = 16, 64, 3

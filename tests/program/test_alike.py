@@ -10,6 +10,7 @@ from flax import nnx
 
 import rematplan as rp
 from rematplan import _jax_private, apply, policies, workloads
+from rematplan.naming import describe
 from rematplan.program.alike import common_module, shared
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
@@ -82,7 +83,7 @@ def test_saved_names_of_shared_code_are_relative_and_really_kept() -> None:
     names = {_jax_private.given_name(eqn) for eqn in getattr(body, "jaxpr", body).eqns} - {""}
     assert names == {"attn/exp"}
     assert all(r.saved for r in regions)
-    plan_regions, loops = rp._plan.describe(Configuration(regions), traced.graph, {})
+    plan_regions, loops = describe(Configuration(regions), traced.graph, {})
     checked = rp.verify(work, plan=rp.Plan(regions=plan_regions, loops=loops, fingerprint=traced.graph.fingerprint))
     assert checked.passed and checked.saved_as_planned, checked.differences
 

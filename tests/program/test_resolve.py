@@ -10,8 +10,9 @@ import pytest
 
 import rematplan as rp
 from rematplan import apply
-from rematplan._plan import Plan, PlanLoop, PlanRegion, describe, resolve
+from rematplan._plan import Plan, PlanLoop, PlanRegion
 from rematplan.errors import PlanMismatch
+from rematplan.naming import describe, resolve
 from rematplan.program.configuration import Configuration, LoopPart, LoopPlan, Region, in_every_iteration
 from rematplan.program.loss import traced_loss
 from rematplan.workloads import mlp

@@ -9,8 +9,9 @@ import pytest
 import rematplan as rp
 from rematplan import _inspect, _jax_private
 from rematplan._compare import compare
-from rematplan._plan import Plan, describe, resolve
+from rematplan._plan import Plan
 from rematplan.errors import InputError, PlanMismatch
+from rematplan.naming import describe, resolve
 from rematplan.planner.baselines import baselines
 from rematplan.program.configuration import POLICIES, Configuration, Region
 from rematplan.program.loss import traced_loss

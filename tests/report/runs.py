@@ -7,7 +7,8 @@ from typing import Any
 
 from rematplan import workloads
 from rematplan._model import describe_model
-from rematplan._plan import Plan, describe, module_fingerprints
+from rematplan._plan import Plan
+from rematplan.naming import describe, module_fingerprints
 from rematplan.planner.baselines import baselines
 from rematplan.program.loss import traced_loss
 from rematplan.records import Comparison, Finding, Frontier, FrontierPoint, PlanRecord, Row

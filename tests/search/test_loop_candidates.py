@@ -10,8 +10,9 @@ import pytest
 from flax import nnx
 
 import rematplan as rp
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
 from rematplan.errors import InfeasibleBudget
+from rematplan.naming import describe
 from rematplan.search.candidates import in_loops
 from rematplan.search.extrapolate import Figures
 from rematplan.search.loops import fastest_mixture, in_chunks, mixtures, offloaded

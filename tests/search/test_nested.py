@@ -8,8 +8,9 @@ import pytest
 
 import rematplan as rp
 from rematplan import _jax_private, apply, workloads
-from rematplan._plan import PlanRegion, describe, resolve
+from rematplan._plan import PlanRegion
 from rematplan.errors import InfeasibleBudget, InputError
+from rematplan.naming import describe, resolve
 from rematplan.program import fold
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss

@@ -16,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import rematplan as rp
 from rematplan import workloads
-from rematplan._plan import Plan, describe, module_fingerprints
+from rematplan._plan import Plan
+from rematplan.naming import describe, module_fingerprints
 from rematplan.planner.baselines import baselines
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss

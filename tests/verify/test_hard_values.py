@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 import rematplan as rp
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
 from rematplan.errors import PlanMismatch
+from rematplan.naming import describe
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss
 from tests.verify.programs import REMAT3

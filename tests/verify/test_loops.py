@@ -13,9 +13,10 @@ from jax import lax
 
 import rematplan as rp
 from rematplan import apply
-from rematplan._plan import Plan, PlanMismatch, describe, resolve
+from rematplan._plan import Plan, PlanMismatch
 from rematplan._remat import PlanMismatchWarning
 from rematplan.errors import InputError
+from rematplan.naming import describe, resolve
 from rematplan.program import evaluate, recomputed
 from rematplan.program.configuration import Configuration, LoopPart, LoopPlan, Region
 from rematplan.program.residuals import with_residuals

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import rematplan as rp
 from rematplan import apply
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
+from rematplan.naming import describe
 from rematplan.planner.menu import stretch
 from rematplan.planner.price import Rates
 from rematplan.program import recomputed, structure

@@ -14,9 +14,10 @@ from flax import nnx
 
 import rematplan as rp
 from rematplan import agreement, apply, policies, shrink
-from rematplan._plan import Plan, describe
+from rematplan._plan import Plan
 from rematplan.errors import InputError, PlanMismatch
 from rematplan.lift import lift
+from rematplan.naming import describe
 from rematplan.program import evaluate
 from rematplan.program.configuration import Configuration, Region
 from rematplan.program.loss import traced_loss

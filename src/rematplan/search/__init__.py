@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 
 from rematplan import findings, multihost
 from rematplan._model import describe_model
-from rematplan._plan import Plan, describe, module_fingerprints, shapes_fingerprint
+from rematplan._plan import Plan
 from rematplan.budgets import budget_bytes
 from rematplan.errors import InfeasibleBudget, InputError
+from rematplan.naming import describe, module_fingerprints, shapes_fingerprint
 from rematplan.program.configuration import Configuration, Offload, OwnRegions
 from rematplan.program.graph import Nesting
 from rematplan.program.loss import traced_loss
