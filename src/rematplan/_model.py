@@ -30,7 +30,8 @@ def describe_model(traced: Traced, configurations: Mapping[str, Configuration]) 
     """
     graph = traced.graph
     fates = {
-        name: decisions(graph, saving.by_name(traced, configuration)) for name, configuration in configurations.items()
+        name: decisions(graph, saving.by_name(traced, each), saving.inside_loops(traced, each))
+        for name, each in configurations.items()
     }
     groups = _groups(graph, {instance for each in fates.values() for instance in each})
     values = tuple(_value(graph, members) for members in groups)

@@ -161,3 +161,19 @@ def test_which_layers_in_which_iterations_are_treated_otherwise():
     decided = model.decisions["plan"][value]
     assert (decided.saved, decided.recomputed) == (6 + 2 + 2, 6)
     assert decided.where == "saved: 0-5 of 0, 6-7 of 0-1; recomputed: 0-5 of 1"
+
+
+@pytest.mark.parametrize("policy", ["dots_saveable", "dots_with_no_batch_dims_saveable", "nothing_saveable"])
+def test_what_a_policy_saves_in_the_loop_inside_of_its_region_is_said_to_be_saved(policy):
+    traced, _, body = scan_body()
+    configuration = Configuration((Region(0, len(traced.graph.operations) - 1, policy=policy),))
+    fates = decisions(traced.graph, saving.by_name(traced, configuration), saving.inside_loops(traced, configuration))
+    kept = {key: count for key, count in by_decision(fates, Decision.SAVED).items() if key[0]}
+    said = {body.values[value].name: count * body.values[value].bytes for (_, value), count in kept.items()}
+    residuals = (_inspect._residual(traced, s) for s in _inspect.residuals_of(traced, configuration))
+    done = {r.name: r.bytes for r in residuals if r.operation == "dot_general" and r.shape[:1] == (8,)}
+    # JAX stacks a product that nothing reads, too: what a gradient has no use for is in no fate
+    unread = {name for name in done if name.startswith("blocks/mlp/down/")}
+    assert len(unread) == bool(done)
+    assert said == {name: size for name, size in done.items() if name not in unread}
+    assert bool(said) == (policy != "nothing_saveable")

@@ -7,7 +7,7 @@ planners see it; `program/saved.py` reads what JAX really keeps. Does not know J
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -47,30 +47,38 @@ Place = tuple[int, ...]
 """Operation indices of the loops around a program, outermost first."""
 
 
-def decisions(graph: Graph, configuration: Configuration) -> dict[tuple[Place, int], tuple[Fate, ...]]:
+def decisions(
+    graph: Graph, configuration: Configuration, in_loops: Mapping[Place, frozenset[int]] | None = None
+) -> dict[tuple[Place, int], tuple[Fate, ...]]:
     """For each value that some backward pass reads, by the loops around it and its id: what is done with it.
 
     Arguments and constants are there anyway and are left out. What no backward pass reads is in no fate.
+
+    Args:
+      in_loops: what policies of regions around loops save in each iteration; by themselves, regions save nothing there.
     """
     found: dict[tuple[Place, int], list[Fate]] = {}
-    for place, value, fate in _decisions(graph, configuration, (), (), recomputed=False):
+    for place, value, fate in _decisions(graph, configuration, (), (), in_loops or {}, recomputed=False):
         found.setdefault((place, value), []).append(fate)
     return {key: tuple(fates) for key, fates in found.items()}
 
 
 def _decisions(
-    graph: Graph, configuration: Configuration, place: Place, iterations: tuple[range, ...], *, recomputed: bool
+    graph: Graph,
+    configuration: Configuration,
+    place: Place,
+    iterations: tuple[range, ...],
+    in_loops: Mapping[Place, frozenset[int]],
+    *,
+    recomputed: bool,
 ) -> Iterator[tuple[Place, int, Fate]]:
     """What happens to each value of a program and of the loops in it.
 
     Args:
-      recomputed: the whole program runs again, so nothing of it is kept.
+      recomputed: the whole program runs again, so nothing of it is kept but what `in_loops` says.
     """
-    if recomputed:
-        decided = dict.fromkeys((v for v in _needed(graph.operations) if graph.producer[v] >= 0), Decision.RECOMPUTED)
-    else:
-        decided = _of_regions(graph, configuration.regions)
-    for value, decision in decided.items():
+    whole = Region(0, len(graph.operations), in_loops.get(place, frozenset()))
+    for value, decision in _of_regions(graph, (whole,) if recomputed else configuration.regions).items():
         yield place, value, Fate(decision, iterations)
     for operation in graph.operations:
         nested = operation.subprogram
@@ -79,8 +87,9 @@ def _decisions(
         again = recomputed or any(r.start <= operation.index < r.stop for r in configuration.regions)
         loop = configuration.loop(operation.index) or in_every_iteration(PLAIN)
         for span, body, is_chunk in _parts(loop.parts, nested.length):
-            inside = (*place, operation.index)
-            yield from _decisions(nested.graph, body, inside, (*iterations, span), recomputed=again or is_chunk)
+            inside, kept = (*place, operation.index), {} if is_chunk else in_loops
+            spans = (*iterations, span)
+            yield from _decisions(nested.graph, body, inside, spans, kept, recomputed=again or is_chunk)
 
 
 def _parts(parts: Iterable[LoopPart], length: int) -> Iterator[tuple[range, Configuration, bool]]:

@@ -75,6 +75,29 @@ def honoured(traced: Traced, configuration: Configuration) -> Configuration:
     return _with_policies(traced, configuration, followed)
 
 
+def inside_loops(traced: Traced, configuration: Configuration) -> dict[tuple[int, ...], frozenset[int]]:
+    """What policies of regions around loops save in each iteration: ids of a body's values, by the loops around it.
+
+    What `by_name` leaves out, as far as it has names at all.
+    """
+    found: dict[tuple[int, ...], frozenset[int]] = {}
+
+    def of_body(body: Traced, region: Region, place: tuple[int, ...]) -> None:
+        found[place] = frozenset(_saved(body, replace(region, start=0, stop=len(body.equations))))
+        for index, nested in body.bodies.items():
+            of_body(nested, region, (*place, index))
+
+    for region in configuration.regions:
+        for index, body in traced.bodies.items():
+            if region.policy is not None and region.start <= index < region.stop:
+                of_body(body, region, (index,))
+    for index, loop in configuration.loops:
+        for variant in loop.variants():
+            nested = inside_loops(traced.bodies[index], variant)
+            found |= {(index, *place): values for place, values in nested.items()}
+    return found
+
+
 def is_complex(traced: Traced, value: int) -> bool:
     """Whether a value is of complex numbers, which `checkpoint_name` takes and no region can save (jax 0.10.2)."""
     return traced.graph.values[value].dtype.startswith("complex")
