@@ -386,7 +386,8 @@ def test_programs_with_gathers_on_sparse_cores_are_measured(name):
     """jaxlib 0.10.2 cannot read them back from libtpu 0.0.52; the compiler's dump has them."""
     target = resolve(name)
     measured = measure(lower(picked_from_large_logits, PICKED, target=target), target=target, cache=NO_CACHE)
-    assert measured.cycles is not None and measured.cycles > 0
+    assert measured.cycles is not None and measured.seconds is not None
+    assert 0 < measured.seconds < 0.02  # libtpu estimates 2**63 - 1 cycles for what it does not price
     assert measured.flops == pytest.approx(2 * 2 * 8192 * 512 * 8192, rel=0.1)
     assert measured.timeline
 

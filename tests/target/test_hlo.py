@@ -111,6 +111,13 @@ ENTRY %e (a: f32[4]) -> f32[4] {
     assert instructions[1].called == ("sparse",)
 
 
+def test_the_largest_integer_is_no_estimate_of_cycles():
+    text = CHAIN.replace('"estimated_cycles":"100"', f'"estimated_cycles":"{2**63 - 1}"')
+    assert text != CHAIN
+    b = parse(text).entry.instructions[1]
+    assert b.cycles is None
+
+
 def test_aliased_outputs():
     aliases = "{ {0}: (2, {}, may-alias), {1, 3}: (0, {}, must-alias) }"
     header = f"HloModule m, is_scheduled=true, input_output_alias={aliases}, x={{}}"

@@ -39,6 +39,7 @@ _SHORT_ASYNC = re.compile(r"(?:custom-call|fusion|call)(-start|-update|-done)$")
 _OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_NO_CYCLES = str(2**63 - 1)  # of what SparseCores do
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _CALLED_LISTS = re.compile(r"(?:branch|called)_computations=\{([^}]*)\}")
 _LEAF = re.compile(r"([a-z]+\d*[a-z0-9]*)\[([^\]]*)\](?:\{([^}]*)\})?")
@@ -110,7 +111,7 @@ class Instruction:
     def cycles(self) -> int | None:
         """Cycles estimated by the TPU compiler; None in a probe, and for instructions that it prices at nothing."""
         match = _CYCLES.search(self.attributes)
-        return int(match[1]) if match else None
+        return int(match[1]) if match and match[1] != _NO_CYCLES else None
 
     @property
     def called(self) -> tuple[str, ...]:
