@@ -22,10 +22,10 @@ from rematplan.program.graph import Nesting
 from rematplan.program.loss import traced_loss
 from rematplan.records import Frontier, FrontierPoint, Model, Row
 from rematplan.report.run import versions
-from rematplan.search.planning import FINALISTS, Found, Search
+from rematplan.search.planning import FINALISTS, JUST_ABOVE, Found, Search
 from rematplan.target.executors import ExecutorLike, using
 from rematplan.target.measurement import Measurement, attributed
-from rematplan.target.target import Target, resolve
+from rematplan.target.target import Kind, Target, resolve
 from rematplan.workload import Workload
 
 __all__ = ["frontier", "plan"]
@@ -157,11 +157,16 @@ def _frontier(search: Search, points: int) -> Frontier:
 
 
 def _smallest(search: Search) -> Found:
-    """The plan of the smallest budget; what is predicted to be the smallest may be a little less."""
-    budget = search.probes.smallest_bytes()
+    """The plan of the smallest budget; what is predicted to be the smallest may be a little less.
+
+    A TPU's compiler has often made all of a program's code before it refuses it: what is predicted to need no more than one
+    step above the smallest is tried there at once, and nothing that is predicted to need more.
+    """
+    on_tpu = search.target.kind is Kind.TPU
+    budget = int(search.probes.smallest_bytes() * (SMALLEST_GROWTH if on_tpu else 1.0))
     while True:
         try:
-            return search.plan(budget, finalists=1)
+            return search.plan(budget, finalists=1, reach=1.0 if on_tpu else JUST_ABOVE)
         except InfeasibleBudget as error:
             budget = max(int(budget * SMALLEST_GROWTH), error.minimum_bytes)
 

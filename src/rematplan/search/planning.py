@@ -29,9 +29,9 @@ from rematplan.workload import Workload
 WORTH_COMPILING = 0.995
 # Seconds within this are a tie, which the smaller program wins.
 TIE = 1.002
-# A TPU probe's need is up to so much too high, and a program that does not fit is refused in the time of a probe; what is
-# extrapolated from shortened programs is uncertain anywhere. What is said to need a little more than the budget, and to be
-# faster than what fits, is tried.
+# A TPU probe's need is up to so much too high, and what is extrapolated from shortened programs is uncertain anywhere. What is
+# said to need a little more than the budget, and to be faster than what fits, is tried: most of what does not fit is refused in
+# the time of a probe. (Only where the code is what is too much, the compiler has made all of it before it says so.)
 JUST_ABOVE = 1.04
 # Predictions this far above the budget are still compiled when nothing predicted to fit is left.
 NEARLY = 1.03
@@ -94,12 +94,20 @@ class Search:
         self.probes = Probes(self.problem, self.prices, offload=offload)
         self.compiled: dict[tuple[Any, int | None], Compiled] = {}
 
-    def plan(self, budget: int | None, *, finalists: int = FINALISTS, most_compiles: int = MOST_COMPILES) -> Found:
+    def plan(
+        self,
+        budget: int | None,
+        *,
+        finalists: int = FINALISTS,
+        most_compiles: int = MOST_COMPILES,
+        reach: float = JUST_ABOVE,
+    ) -> Found:
         """The cheapest plan found that fits; without a budget, the fastest.
 
         Args:
           finalists: of those that fit, how many are compiled at most. With one, the first that fits is taken.
           most_compiles: in all, refused ones included.
+          reach: how far above the budget, as a share of it, predictions may be of what is compiled nevertheless.
 
         Raises:
           InfeasibleBudget: nothing found fits.
@@ -109,10 +117,10 @@ class Search:
         self.probes.begin(limit if limit is not None else 1 << 62)
         tried = self._compiled_before(limit)
         last = begun[2] + most_compiles
-        bound = self._compile_finalists(limit, tried, finalists=finalists, last=last)
+        bound = self._compile_finalists(limit, tried, finalists=finalists, last=last, reach=reach)
         if _best(tried) is None and limit is not None and self.probes.smallest_bytes() <= limit:
             # regions inside regions, which are only looked at where nothing else is left
-            bound = self._compile_finalists(limit, tried, finalists=finalists, last=last)
+            bound = self._compile_finalists(limit, tried, finalists=finalists, last=last, reach=reach)
         if finalists > 1 and self.target.device_count > 1:
             self._compile_hand_written(limit, tried)
         best = _best(tried)
@@ -134,7 +142,7 @@ class Search:
         return Found(limit or best.measurement.required_bytes, best, others, bound, spent)
 
     def _compile_finalists(
-        self, limit: int | None, tried: dict[Any, Compiled], *, finalists: int, last: int
+        self, limit: int | None, tried: dict[Any, Compiled], *, finalists: int, last: int, reach: float
     ) -> float | None:
         """Compiles what is expected to be the fastest, as long as another is expected to be faster than what was compiled.
 
@@ -148,7 +156,7 @@ class Search:
         bound: float | None = None
         fitting = 0
         while self.problem.compiles < last:
-            ranked, bound = self._ranked(limit, tried)
+            ranked, bound = self._ranked(limit, tried, reach)
             best = _best(tried)
             todo = [r for r in ranked if r[0].configuration not in tried]
             todo = [r for r in todo if best is None or r[1] < WORTH_COMPILING * _time(best.measurement)]
@@ -214,18 +222,26 @@ class Search:
         return [r for r in probed if r[2]["required_bytes"] <= budget]
 
     def _compiled_before(self, limit: int | None) -> dict[Any, Compiled]:
-        """What compiled under a smaller budget, and so fits this one."""
+        """What compiled under a smaller budget, and so fits this one; and what was refused and would have used more."""
         most = limit if limit is not None else 1 << 62
-        return {
-            configuration: compiled
-            for (configuration, at), compiled in self.compiled.items()
-            if at is not None and at <= most and compiled.measurement.fits_limit
-        }
+        found: dict[Any, Compiled] = {}
+        for (configuration, at), compiled in self.compiled.items():
+            m = compiled.measurement
+            if at is not None and at <= most and m.fits_limit:
+                found[configuration] = compiled
+            elif m.fits_limit is False and m.required_bytes > most:
+                found.setdefault(configuration, compiled)
+        return found
 
-    def _ranked(self, limit: int | None, tried: dict[Any, Compiled]) -> tuple[list[Ranked], float | None]:
+    def _ranked(
+        self, limit: int | None, tried: dict[Any, Compiled], reach: float = JUST_ABOVE
+    ) -> tuple[list[Ranked], float | None]:
         """Candidates predicted to fit, fastest first, with the seconds and figures predicted for them.
 
         Where nothing is predicted to fit and nothing that was compiled does, the nearest misses are given.
+
+        Args:
+          reach: as in `plan`.
         """
         most = limit if limit is not None else 1 << 62
         margin = _margins(tried, most)
@@ -239,10 +255,10 @@ class Search:
         fitting = [r for r in rows if need(r) <= most]
         quickest = min((r[1] for r in fitting), default=math.inf)
         uncertain = lambda r: self.target.kind is Kind.TPU or r[0].configuration in folded
-        above = [r for r in rows if most < need(r) <= JUST_ABOVE * most and uncertain(r)]
+        above = [r for r in rows if most < need(r) <= reach * most and uncertain(r)]
         fitting += [r for r in above if r[1] < WORTH_COMPILING * quickest < math.inf]
         if not fitting and all(c.measurement.fits_limit is False for c in tried.values()):
-            fitting = [r for r in rows if r[2]["required_bytes"] <= NEARLY * most]
+            fitting = [r for r in rows if r[2]["required_bytes"] <= min(NEARLY, reach) * most]
         least += [r[1] for r in rows if r[2]["required_bytes"] <= most]
         return sorted(fitting, key=lambda r: (r[1], r[0].kept_bytes)), min(least, default=None)
 
