@@ -34,11 +34,11 @@ TARGETS = ("tpu-v5e", "tpu-v6e", "gpu-h100", "gpu-a100")
 FRONTIER_POINTS = 8
 
 
-def mamba() -> rp.Workload:
-    """Mamba2 of the package mamba2-jax, 12 layers of 512, sequences of 512."""
+def mamba(layers: int = 12) -> rp.Workload:
+    """Mamba2 of the package mamba2-jax, layers of 512, sequences of 512."""
     from mamba2_jax import Mamba2Config, Mamba2ForCausalLM  # a published model; not a dependency
 
-    config = Mamba2Config(vocab_size=8192, hidden_size=512, state_size=64, chunk_size=128, num_hidden_layers=12)
+    config = Mamba2Config(vocab_size=8192, hidden_size=512, state_size=64, chunk_size=128, num_hidden_layers=layers)
 
     def loss(model: Any, tokens: jax.Array) -> jax.Array:
         return model(input_ids=tokens, labels=tokens)["loss"]
@@ -66,6 +66,7 @@ TPU_SIZES: dict[str, dict[str, Any]] = {
     "vit": {"blocks": 2},
     "resnet": {"blocks": (1, 1), "image": 64, "batch": 256},
     "unet": {"blocks": 1, "levels": 2, "image": 32, "batch": 128},
+    "mamba": {"layers": 4},
 }
 
 
