@@ -58,7 +58,9 @@ def measured(message, *, reported=True, full=True):
     def compile_(options):
         folder = Path(options["xla_dump_to"])
         if reported:
-            (folder / "m.memory-usage-report.txt").write_text("Memory Space: default (0)\nTotal bytes: 4194304\n")
+            (folder / "m.after_optimizations-buffer-assignment.txt").write_text(
+                "BufferAssignment:\nallocation 0: size 4194304, page 0, preallocated-temp:\n"
+            )
             (folder / "m.after_optimizations.txt").write_text(CHAIN)
         # a probe is always told that nothing fits
         raise RuntimeError(message if "rematplan-compile-" in folder.name else SEVERAL)

@@ -11,7 +11,7 @@ throughout, and an element-wise instruction writes over an operand of the same s
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from rematplan.scopes import module_path, without_indices
@@ -74,9 +74,13 @@ class _Peak:
     series: tuple[int, ...]
 
 
-def live_ranges(module: Module, *, space: int = HBM) -> tuple[int, Timeline]:
-    """Peak of live bytes in a memory space, and the timeline that leads to it."""
-    peak = _computation_peak(module, module.entry, space, {})
+def live_ranges(module: Module, *, space: int = HBM, held: Set[tuple[str, Path]] = frozenset()) -> tuple[int, Timeline]:
+    """Peak of live bytes in a memory space, and the timeline that leads to it.
+
+    Args:
+      held: temporaries, by instruction and tuple path, that lie in an argument's or output's memory, which counts anyway.
+    """
+    peak = _computation_peak(module, module.entry, space, held, {})
     backward = _backward_start(module.entry)
     kept = _thinned(peak.series)
     describe = _Describer(module, backward)
@@ -107,29 +111,37 @@ def _backward_start(entry: Computation) -> int | None:
     return min(range(len(passes)), key=wrong.__getitem__)
 
 
-def _computation_peak(module: Module, computation: Computation, space: int, known: dict[str, _Peak]) -> _Peak:
+def _computation_peak(
+    module: Module, computation: Computation, space: int, held: Set[tuple[str, Path]], known: dict[str, _Peak]
+) -> _Peak:
     is_entry = computation.name == module.entry_name
     ranges = _Ranges()
     for index, instruction in enumerate(computation.instructions):
         _use_operands(ranges, index, instruction)
         ranges.values[instruction.name] = _value(module, ranges, index, instruction, is_entry)
-        inner = _inner_peak(module, instruction, space, known)
+        inner = _inner_peak(module, instruction, space, held, known)
         if inner is not None:
             ranges.inner[index] = inner
     _hold_outputs(module, computation, ranges, is_entry)
     for each in ranges.ranges:
         each.outermost = is_entry
+        if each.kind == "temporary" and (each.maker.name, each.leaf.path) in held:
+            each.bytes = 0
     _write_in_place(computation, ranges)
     return _peak(len(computation.instructions), ranges, space)
 
 
 def _use_operands(ranges: _Ranges, index: int, instruction: Instruction) -> None:
+    if instruction.opcode == "get-tuple-element":
+        return  # reads nothing; it may stand far behind the last use of the tuple's other elements
     for operand in instruction.operands:
         for used in ranges.values.get(operand, {}).values():
             used.end = index
 
 
-def _inner_peak(module: Module, instruction: Instruction, space: int, known: dict[str, _Peak]) -> _Peak | None:
+def _inner_peak(
+    module: Module, instruction: Instruction, space: int, held: Set[tuple[str, Path]], known: dict[str, _Peak]
+) -> _Peak | None:
     """The largest peak among the computations that an instruction enters."""
     if instruction.opcode not in _ENTERED:
         return None
@@ -140,7 +152,7 @@ def _inner_peak(module: Module, instruction: Instruction, space: int, known: dic
         if name not in module.computations:
             continue
         if name not in known:
-            known[name] = _computation_peak(module, module.computations[name], space, known)
+            known[name] = _computation_peak(module, module.computations[name], space, held, known)
         if largest is None or known[name].bytes > largest.bytes:
             largest = known[name]
     return largest
@@ -224,7 +236,6 @@ def _computed(
     module: Module, ranges: _Ranges, index: int, instruction: Instruction, operands: list[dict[Path, _Range]]
 ) -> dict[Path, _Range]:
     aliased = _declared_aliases(instruction, operands)
-    updates = _updates_in_place(module, instruction)
     value: dict[Path, _Range] = {}
     for leaf in instruction.leaves:
         if leaf.path in aliased:
@@ -234,7 +245,7 @@ def _computed(
             value[leaf.path] = operands[1 + leaf.path[1]][()]
             continue
         updated = None
-        if updates:
+        if _updates_in_place(module, instruction, leaf.path):
             candidates = (b for operand in operands for b in operand.values() if b.kind != "argument")
             for b in candidates:
                 if b.bytes == leaf.bytes and b.leaf.space == leaf.space:
@@ -259,14 +270,22 @@ def _path(text: str) -> Path:
     return tuple(int(n) for n in text.split(",") if n.strip())
 
 
-def _updates_in_place(module: Module, instruction: Instruction) -> bool:
-    """Dynamic-update-slices and scatters write into their operand, also as the last of a fusion or where it says so."""
+def _updates_in_place(module: Module, instruction: Instruction, path: Path) -> bool:
+    """Dynamic-update-slices and scatters write into their operand, also as a fusion's result or where it says so."""
     if instruction.opcode in _UPDATES or "dynamic-update-slice" in instruction.name:
         return True
     if instruction.opcode != "fusion":
         return False
     fused = (module.computations.get(name) for name in instruction.called)
-    return "dynamic_update_slice" in instruction.op_name or any(f.root.opcode in _UPDATES for f in fused if f)
+    return "dynamic_update_slice" in instruction.op_name or any(_result(f, path).opcode in _UPDATES for f in fused if f)
+
+
+def _result(fused: Computation, path: Path) -> Instruction:
+    """What makes this element of a fusion's result."""
+    root = fused.root
+    if root.opcode != "tuple" or len(path) != 1:
+        return root
+    return next(i for i in fused.instructions if i.name == root.operands[path[0]])
 
 
 def _hold_outputs(module: Module, computation: Computation, ranges: _Ranges, is_entry: bool) -> None:
