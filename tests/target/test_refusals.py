@@ -89,6 +89,38 @@ def test_a_probe_that_reports_nothing_says_what_the_compiler_said():
     assert str(error.value) == SEVERAL
 
 
+SIZES = "BufferAssignment:\nallocation 0: size {}, page 0, preallocated-temp:\n"
+
+
+@pytest.mark.parametrize(
+    ("first_need", "beside", "limits", "need"),
+    [
+        (64, "", [4], 64),  # arguments and outputs
+        (64, ', async_execution_thread="sparsecore"', [4, 48], 40),
+        (5, ', async_execution_thread="sparsecore"', [4, 4], 40),  # never below them
+    ],
+)
+def test_programs_beside_which_sparse_cores_run_are_probed_nearer_to_their_need(first_need, beside, limits, need):
+    asked = []
+
+    def compile_(options):
+        folder = Path(options["xla_dump_to"])
+        asked.append(options["xla_tpu_max_hbm_size_mib"])
+        size = (first_need if len(asked) == 1 else 40) * MIB
+        (folder / "m.after_optimizations-buffer-assignment.txt").write_text(SIZES.format(size))
+        (folder / "m.after_optimizations.txt").write_text(
+            CHAIN.replace("rhs_contracting_dims={0}", "rhs_contracting_dims={0}" + beside)
+        )
+        raise RuntimeError(SEVERAL)
+
+    found = tpu.measure(
+        compile_, target="tpu-v6e", chip=chips()["tpu-v6e"], argument_bytes=3 * MIB, output_bytes=MIB, full=False,
+        limit_bytes=None, own_rematerialization=False,
+    )  # fmt: skip
+    assert asked == limits
+    assert found.required_bytes - found.code_bytes == pytest.approx(need * MIB, abs=MIB)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [2048, 8192])  # beyond what a kernel may take of VMEM, and beyond VMEM
 def test_a_kernel_that_takes_more_vmem_than_there_is(rows):
