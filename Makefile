@@ -66,7 +66,8 @@ NEWEST_TESTS := tests/inspect tests/nnx tests/program tests/search tests/sharded
   tests/test_jax_private.py tests/test_examples.py
 
 check-newest: $(NEWEST)/.dev
-	$(NEWEST)/bin/pytest -m "not real" $(PYTEST_ARGS) $(NEWEST_TESTS)
+	$(NEWEST)/bin/pytest $(PYTEST_ARGS) $(NEWEST_TESTS)
+	$(NEWEST)/bin/pytest -m slow $(PYTEST_ARGS) tests/target
 
 clean:
 	rm -rf $(VENV) $(NEWEST) build dist site $(DEMO_OUT) .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -74,7 +74,9 @@ def test_rematplan_command_lines_run(page, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(TRAIN)
     for words in [words for name, words in command_lines() if name == page and words[0] == "rematplan"]:
-        small = [each for word in words[1:] for each in (word, *SMALL.get(word, "").split())]
+        # a frontier compiles many plans in full
+        named = ["mlp" if words[1] == "frontier" and word == "gpt" else word for word in words[1:]]
+        small = [each for word in named for each in (word, *SMALL.get(word, "").split())]
         code = main(small)
         assert code == 0, f"{shlex.join(small)}: {capfd.readouterr().err}"
 
