@@ -52,16 +52,22 @@ def test_a_message_without_it_says_nothing():
     assert used_bytes("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom") is None
 
 
+ASSIGNMENT = "BufferAssignment:\nallocation 0: size {}, page 0, preallocated-temp:\n"
+
+
+def dump(folder, need, program):
+    """What the compiler leaves of a program before it says that it does not fit."""
+    (folder / "m.after_optimizations-buffer-assignment.txt").write_text(ASSIGNMENT.format(need))
+    (folder / "m.after_optimizations.txt").write_text(program)
+
+
 def measured(message, *, reported=True, full=True):
     """What becomes of a program whose compiles all end with that message."""
 
     def compile_(options):
         folder = Path(options["xla_dump_to"])
         if reported:
-            (folder / "m.after_optimizations-buffer-assignment.txt").write_text(
-                "BufferAssignment:\nallocation 0: size 4194304, page 0, preallocated-temp:\n"
-            )
-            (folder / "m.after_optimizations.txt").write_text(CHAIN)
+            dump(folder, 4 * MIB, CHAIN)
         # a probe is always told that nothing fits
         raise RuntimeError(message if "rematplan-compile-" in folder.name else SEVERAL)
 
@@ -89,15 +95,12 @@ def test_a_probe_that_reports_nothing_says_what_the_compiler_said():
     assert str(error.value) == SEVERAL
 
 
-SIZES = "BufferAssignment:\nallocation 0: size {}, page 0, preallocated-temp:\n"
-
-
 @pytest.mark.parametrize(
     ("first_need", "beside", "limits", "need"),
     [
         (64, "", [4], 64),  # arguments and outputs
         (64, ', async_execution_thread="sparsecore"', [4, 48], 40),
-        (5, ', async_execution_thread="sparsecore"', [4, 4], 40),  # never below them
+        (5, ', async_execution_thread="sparsecore"', [4], 5),  # never below them, nor twice at the same limit
     ],
 )
 def test_programs_beside_which_sparse_cores_run_are_probed_nearer_to_their_need(first_need, beside, limits, need):
@@ -106,11 +109,8 @@ def test_programs_beside_which_sparse_cores_run_are_probed_nearer_to_their_need(
     def compile_(options):
         folder = Path(options["xla_dump_to"])
         asked.append(options["xla_tpu_max_hbm_size_mib"])
-        size = (first_need if len(asked) == 1 else 40) * MIB
-        (folder / "m.after_optimizations-buffer-assignment.txt").write_text(SIZES.format(size))
-        (folder / "m.after_optimizations.txt").write_text(
-            CHAIN.replace("rhs_contracting_dims={0}", "rhs_contracting_dims={0}" + beside)
-        )
+        program = CHAIN.replace("rhs_contracting_dims={0}", "rhs_contracting_dims={0}" + beside)
+        dump(folder, (first_need if len(asked) == 1 else 40) * MIB, program)
         raise RuntimeError(SEVERAL)
 
     found = tpu.measure(

@@ -85,9 +85,11 @@ def measure(
       limit_bytes: HBM that a full compile may use.
       own_rematerialization: let the compiler rematerialize by itself in a full compile.
     """
-    probed = _probe(compile_, argument_bytes + output_bytes)
-    if probed.on_sparse_cores:
-        probed = _probe(compile_, max(argument_bytes + output_bytes, round(_NEARER_LIMIT * probed.assignment.bytes)))
+    held_bytes = argument_bytes + output_bytes
+    probed = _probe(compile_, held_bytes)
+    nearer_bytes = round(_NEARER_LIMIT * probed.assignment.bytes)
+    if probed.on_sparse_cores and nearer_bytes > held_bytes:
+        probed = _probe(compile_, nearer_bytes)
     probe = _measurement(probed, target, chip, argument_bytes, output_bytes)
     if not full:
         fits = None if limit_bytes is None else probe.required_bytes <= limit_bytes
