@@ -37,6 +37,26 @@ def test_tuple_shapes_are_flattened_with_their_paths():
     assert [leaf.space for leaf in leaves] == [0, 1, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("shape", "other", "may"),
+    [
+        ("f32[512,512]{1,0}", "f32[512,512]{1,0}", True),
+        ("f32[512,512]{1,0}", "f32[512,512]", True),  # the default
+        ("f32[512,512]{1,0}", "f32[512,512]{0,1}", False),  # transposed
+        ("f32[1,64,32]{1,2,0}", "f32[1,64,32]{2,1,0}", False),
+        ("f32[1,64,32]{2,0,1}", "f32[64,1,32]{2,1,0}", True),  # dimensions of 1 lie nowhere
+        ("f32[1,64,32]{2,1,0}", "f32[64,32]{1,0}", True),
+        ("f32[32,64]{0,1}", "f32[64,32]{1,0}", True),  # the same bytes under other names
+        ("f32[32,64]{1,0}", "f32[64,32]{1,0}", False),
+        ("f32[2048]{0}", "f32[64,32]{0,1}", True),  # not known
+    ],
+)
+def test_what_may_lie_where_another_lies(shape, other, may):
+    (one,), (two,) = shape_leaves(shape), shape_leaves(other)
+    assert one.may_lie_in(two) is may
+    assert two.may_lie_in(one) is may
+
+
 def test_unknown_types_of_8_and_4_bits():
     assert (dtype_bits("f8e8m0fnu"), dtype_bits("f4e2m1fn"), dtype_bits("c128")) == (8, 4, 128)
 

@@ -25,6 +25,12 @@ def test_element_wise_instructions_write_over_a_dying_operand():
     assert peak == 3 * MIB
 
 
+def test_what_transposes_does_not_write_over_its_operand():
+    text = CHAIN.replace("dot(%b, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}", "copy(%b)")
+    assert live_ranges(parse(text))[0] == 3 * MIB
+    assert live_ranges(parse(text.replace("%c = f32[512,512]{1,0}", "%c = f32[512,512]{0,1}")))[0] == 4 * MIB
+
+
 def test_an_operand_that_is_read_again_is_not_overwritten():
     text = CHAIN.replace("dot(%b, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}", "add(%b, %a)")
     text = text.replace("dot(%c, %a)", "dot(%c, %b)")

@@ -60,6 +60,7 @@ class Leaf:
       path: index into the tuple, `()` for a plain array.
       bytes: padded to the layout's tile, as the compiler allocates it.
       space: memory space, `HBM` or another number.
+      order: dimensions by their stride, the smallest first.
     """
 
     path: tuple[int, ...]
@@ -68,6 +69,7 @@ class Leaf:
     dimensions: tuple[int, ...]
     bytes: int
     space: int
+    order: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
@@ -77,6 +79,15 @@ class Leaf:
     def bits(self) -> int:
         """Of one element."""
         return dtype_bits(self.dtype)
+
+    def may_lie_in(self, other: Leaf) -> bool:
+        """Whether its elements lie in memory as those of the other do; a different number of dimensions says nothing."""
+        mine, others = ([n for n in leaf.order if leaf.dimensions[n] != 1] for leaf in (self, other))
+        if len(mine) != len(others):
+            return True
+        sizes = [[leaf.dimensions[n] for n in order] for leaf, order in ((self, mine), (other, others))]
+        same = [n for n in self.dimensions if n != 1] == [n for n in other.dimensions if n != 1]
+        return sizes[0] == sizes[1] and (not same or _ranks(mine) == _ranks(others))
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,14 +344,20 @@ def _leaf(shape: str, path: tuple[int, ...]) -> Leaf:
     dtype, layout = match[1], match[3] or ""
     dimensions = tuple(int(n.lstrip("<=")) for n in match[2].split(",") if n)
     space = _SPACE.search(layout)
-    return Leaf(
-        path, shape, dtype, dimensions, _padded_bytes(dtype, dimensions, layout), int(space[1]) if space else HBM
-    )
-
-
-def _padded_bytes(dtype: str, dimensions: tuple[int, ...], layout: str) -> int:
     order_text, _, tail = layout.partition(":")
-    order = [int(n) for n in order_text.split(",") if n.strip()]  # minor dimension first
+    order = tuple(int(n) for n in order_text.split(",") if n.strip())  # minor dimension first
+    order_or_default = order or tuple(reversed(range(len(dimensions))))
+    padded = _padded_bytes(dtype, dimensions, order, tail)
+    return Leaf(path, shape, dtype, dimensions, padded, int(space[1]) if space else HBM, order_or_default)
+
+
+def _ranks(order: list[int]) -> list[int]:
+    """The same order where the dimensions are numbered without gaps."""
+    numbered = sorted(order)
+    return [numbered.index(n) for n in order]
+
+
+def _padded_bytes(dtype: str, dimensions: tuple[int, ...], order: tuple[int, ...], tail: str) -> int:
     tile = _TILE.search(tail)
     sizes = list(dimensions)
     if tile and order and sizes:

@@ -321,10 +321,15 @@ def _write_in_place(computation: Computation, ranges: _Ranges) -> None:
         for made in ranges.values[instruction.name].values():
             if (made.start != index and made.kind != "output") or made.maker is not instruction:
                 continue
-            reused = next((b for b in dying if b.bytes == made.bytes and b.leaf.space == made.leaf.space), None)
+            reused = next((b for b in dying if _may_write_over(made, b)), None)
             if reused is not None:
                 dying.remove(reused)
                 reused.end = index - 1
+
+
+def _may_write_over(made: _Range, dying: _Range) -> bool:
+    same_place = made.bytes == dying.bytes and made.leaf.space == dying.leaf.space
+    return same_place and made.leaf.may_lie_in(dying.leaf)  # what transposes reads where it has written
 
 
 def _peak(count: int, ranges: _Ranges, space: int) -> _Peak:
