@@ -26,7 +26,7 @@ from typing import Any
 from rematplan.target.measurement import Measurement, decode, encode
 
 # bump when the meaning of a figure changes, so that older entries are no longer found
-FORMAT = 13
+FORMAT = 14
 _DISABLED = ("", "0", "off", "none")
 
 
