@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rematplan.target.hlo import parse
 from rematplan.target.timeline import LIMIT, live_ranges
 from tests.target.hlo_texts import CHAIN, LOOP, MIB
@@ -29,6 +31,31 @@ def test_what_transposes_does_not_write_over_its_operand():
     text = CHAIN.replace("dot(%b, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}", "copy(%b)")
     assert live_ranges(parse(text))[0] == 3 * MIB
     assert live_ranges(parse(text.replace("%c = f32[512,512]{1,0}", "%c = f32[512,512]{0,1}")))[0] == 4 * MIB
+
+
+@pytest.mark.parametrize(
+    ("body", "peak"),
+    [
+        ("%s = f32[512,512]{1,0} add(%m, %p)", 3),  # added to the product, one by one
+        ("%s = f32[512,512]{1,0} add(%m, %m)", 4),  # not read: nothing is known to die in it
+        ("%s = f32[512,512]{1,0} transpose(%p), dimensions={1,0}", 4),
+    ],
+)
+def test_a_product_that_adds_to_an_operand_writes_over_it(body, peak):
+    fused = f"""%fused (q: f32[512,512], p: f32[512,512]) -> f32[512,512] {{
+  %q = f32[512,512]{{1,0}} parameter(0)
+  %p = f32[512,512]{{1,0}} parameter(1)
+  %m = f32[512,512]{{1,0}} dot(%q, %q), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}
+  {body}
+  ROOT %r = f32[512,512]{{1,0}} convert(%s)
+}}
+
+"""
+    product = "dot(%b, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    text = CHAIN.replace("ENTRY", fused + "ENTRY").replace(product, "fusion(%a, %b), kind=kOutput, calls=%fused")
+    assert live_ranges(parse(text))[0] == peak * MIB
+    factor = text.replace("fusion(%a, %b)", "fusion(%b, %a)")
+    assert live_ranges(parse(factor))[0] == 4 * MIB
 
 
 def test_an_operand_that_is_read_again_is_not_overwritten():

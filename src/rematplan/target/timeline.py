@@ -3,7 +3,8 @@
 Comes in: a parsed HLO module. Goes out: a `Timeline` and its peak. Every value of the schedule is a buffer from the
 instruction that makes it to the last one that reads it, through tuples, bitcasts, asynchronous pairs and loops; loops
 and calls add the peak of their body. Two rules imitate the compiler's buffer assignment: arguments and outputs are held
-throughout, and an element-wise instruction writes over an operand of the same size that dies there.
+throughout, and an element-wise instruction, or a product that adds to an operand, writes over one of the same size that
+dies there.
 
     peak_bytes, timeline = live_ranges(parse(text))
 """
@@ -27,6 +28,9 @@ _FORWARDED = frozenset({"bitcast", "while", "optimization-barrier", "opt-barrier
 _ENTERED = frozenset({"while", "call", "conditional", "async-start"})
 _IN_PLACE = frozenset(
     {"fusion", "add", "multiply", "subtract", "convert", "select", "maximum", "dynamic-update-slice", "scatter", "copy"}
+)
+_ELEMENT_WISE = frozenset(
+    {"add", "multiply", "subtract", "divide", "convert", "select", "maximum", "minimum", "negate", "bitcast"}
 )
 _UPDATES = frozenset({"dynamic-update-slice", "scatter"})
 _ALIASING = re.compile(r"\{([\d, ]*)\}:\s*\((\d+),\s*\{([\d, ]*)\}")
@@ -127,7 +131,7 @@ def _computation_peak(
         each.outermost = is_entry
         if each.kind == "temporary" and (each.maker.name, each.leaf.path) in held:
             each.bytes = 0
-    _write_in_place(computation, ranges)
+    _write_in_place(module, computation, ranges)
     return _peak(len(computation.instructions), ranges, space)
 
 
@@ -306,17 +310,16 @@ def _hold_outputs(module: Module, computation: Computation, ranges: _Ranges, is_
             each.bytes = 0
 
 
-def _write_in_place(computation: Computation, ranges: _Ranges) -> None:
-    """Let element-wise instructions reuse an operand's buffer that dies there."""
+def _write_in_place(module: Module, computation: Computation, ranges: _Ranges) -> None:
+    """Let instructions reuse the buffer of an operand that they read where they write, if it dies there."""
     for index, instruction in enumerate(computation.instructions):
         if instruction.opcode not in _IN_PLACE:
             continue
-        if instruction.opcode == "fusion" and "kind=kLoop" not in instruction.attributes:
-            continue
         dying: list[_Range] = []
-        for operand in instruction.operands:
+        for number, operand in enumerate(instruction.operands):
             for b in ranges.values.get(operand, {}).values():
-                if b.kind == "temporary" and b.end == index and b.start < index and b not in dying:
+                dies = b.kind == "temporary" and b.end == index and b.start < index and b not in dying
+                if dies and _reads_where_it_writes(module, instruction, number):
                     dying.append(b)
         for made in ranges.values[instruction.name].values():
             if (made.start != index and made.kind != "output") or made.maker is not instruction:
@@ -325,6 +328,25 @@ def _write_in_place(computation: Computation, ranges: _Ranges) -> None:
             if reused is not None:
                 dying.remove(reused)
                 reused.end = index - 1
+
+
+def _reads_where_it_writes(module: Module, instruction: Instruction, number: int) -> bool:
+    """Whether it may do without an element of this operand once it has written the same one of its result.
+
+    A product's fusion reads its factors as a whole, and what is added to the product one by one.
+    """
+    if instruction.opcode != "fusion" or "kind=kLoop" in instruction.attributes:
+        return True
+    if "kind=kOutput" not in instruction.attributes:
+        return False
+    fused = module.computations[instruction.called[0]]
+    reached = {i.name for i in fused.instructions if i.opcode == "parameter" and i.arguments.strip() == str(number)}
+    for inner in fused.instructions:
+        if not reached.isdisjoint(inner.operands):
+            if inner.opcode not in _ELEMENT_WISE:
+                return inner is fused.root and inner.opcode == "tuple"
+            reached.add(inner.name)
+    return fused.root.name in reached
 
 
 def _may_write_over(made: _Range, dying: _Range) -> bool:
