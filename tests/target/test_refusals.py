@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,7 @@ def test_a_message_without_it_says_nothing():
     assert used_bytes("RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom") is None
 
 
+STATS = [f"{kind}_size_in_bytes" for kind in ("argument", "output", "temp", "alias", "generated_code")]
 ASSIGNMENT = "BufferAssignment:\nallocation 0: size {}, page 0, preallocated-temp:\n"
 
 
@@ -117,6 +119,37 @@ def test_the_second_probe_is_nearer_to_the_need(first_need, limits, need):
     )  # fmt: skip
     assert asked == limits
     assert found.required_bytes - found.code_bytes == pytest.approx(need * MIB, abs=MIB)
+
+
+@pytest.mark.parametrize(
+    ("limit", "refused", "limits"),
+    [
+        (64, True, [64]),  # its schedule is one near the need
+        (20, True, [20, 48]),
+        (None, True, [None]),  # all that the chip has
+        (80, False, [80, 48]),
+        (None, False, [None, 48]),
+    ],
+)
+def test_a_compile_is_its_own_first_probe(limit, refused, limits):
+    asked = []
+
+    def compile_(options):
+        asked.append(options.get("xla_tpu_max_hbm_size_mib"))
+        dump(Path(options["xla_dump_to"]), 64 * MIB, CHAIN)
+        if refused or len(asked) > 1:
+            raise RuntimeError(SEVERAL)
+        stats = SimpleNamespace(peak_memory_in_bytes=0, **dict.fromkeys(STATS, 0))
+        text = SimpleNamespace(to_string=lambda: CHAIN)
+        return SimpleNamespace(get_compiled_memory_stats=lambda: stats, hlo_modules=lambda: [text])
+
+    found = tpu.measure(
+        compile_, target="tpu-v5e", chip=chips()["tpu-v5e"], argument_bytes=3 * MIB, output_bytes=MIB, full=True,
+        limit_bytes=None if limit is None else limit * MIB, own_rematerialization=False,
+    )  # fmt: skip
+    assert asked == limits
+    assert found.fits_limit is (False if refused else None if limit is None else True)
+    assert found.required_bytes > 64 * MIB
 
 
 @pytest.mark.slow

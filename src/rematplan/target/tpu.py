@@ -59,8 +59,8 @@ Compile = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(frozen=True)
-class _Probed:
-    """The schedule that was probed, and where its values lie."""
+class _Scheduled:
+    """A program as the compiler scheduled it under some limit, and where its values lie."""
 
     module: Module
     assignment: Assignment
@@ -85,12 +85,15 @@ def measure(
       own_rematerialization: let the compiler rematerialize by itself in a full compile.
     """
     held_bytes = argument_bytes + output_bytes
-    probed = _probe(compile_, held_bytes)
-    nearer_bytes = round(_NEARER_LIMIT * probed.assignment.bytes)
-    if nearer_bytes > held_bytes:
-        probed = _probe(compile_, nearer_bytes)
-    probe = _measurement(probed, target, chip, argument_bytes, output_bytes)
+
+    def near_need(scheduled: _Scheduled, under_bytes: int) -> Measurement:
+        """Of the program as scheduled under a limit near enough to its need: this one, or else another."""
+        nearer_bytes = max(held_bytes, round(_NEARER_LIMIT * scheduled.assignment.bytes))
+        near = scheduled if under_bytes >= nearer_bytes else _probe(compile_, nearer_bytes)
+        return _measurement(near, target, chip, argument_bytes, output_bytes)
+
     if not full:
+        probe = near_need(_probe(compile_, held_bytes), held_bytes)
         fits = None if limit_bytes is None else probe.required_bytes <= limit_bytes
         return replace(probe, limit_bytes=limit_bytes, fits_limit=fits)
     options: dict[str, Any] = {} if own_rematerialization else dict(_REMATERIALIZATION_OFF)
@@ -101,16 +104,18 @@ def measure(
             # the dump takes some hundredths of a compile's time; to compile again where it is missed would take all of it
             executable = compile_({**options, "xla_dump_to": folder})
         except Exception as error:
-            if not _is_out_of_memory(error):
+            if not _is_out_of_memory(error) or not any(Path(folder).glob(_ASSIGNMENT)):
                 raise
-            return _refused(probe, error, limit_bytes)
+            refused = near_need(_read(Path(folder)), limit_bytes or chip.compiler_memory_bytes)
+            return _refused(refused, error, limit_bytes)
         module = parse(scheduled_text(lambda: executable.hlo_modules()[0].to_string(), lambda: Path(folder)))
-        timeline = live_ranges(module, held=parse_assignment(read_dump(Path(folder), _ASSIGNMENT)).held)
-    need = probed.assignment.bytes
-    return _compiled(probe, need, executable, module, timeline, chip, limit_bytes, own_rematerialization)
+        assignment = parse_assignment(read_dump(Path(folder), _ASSIGNMENT))
+    probe = near_need(_Scheduled(module, assignment), 0)  # without the generated code, whatever the limit was
+    timeline = live_ranges(module, held=assignment.held)
+    return _compiled(probe, executable, module, timeline, chip, limit_bytes, own_rematerialization)
 
 
-def _probe(compile_: Compile, limit_bytes: int) -> _Probed:
+def _probe(compile_: Compile, limit_bytes: int) -> _Scheduled:
     """Schedule and buffers of a program, without generating its code.
 
     The compiler is told that HBM is only so large, which is too small: it schedules and assigns buffers as usual, finds that
@@ -124,14 +129,18 @@ def _probe(compile_: Compile, limit_bytes: int) -> _Probed:
         except Exception as error:
             if not _is_out_of_memory(error) or not any(Path(folder).glob(_ASSIGNMENT)):
                 raise
-        assignment = parse_assignment(read_dump(Path(folder), _ASSIGNMENT))
-        module = parse(read_dump(Path(folder), "*after_optimizations.txt"))
-    return _Probed(module, assignment)
+        return _read(Path(folder))
 
 
-def _measurement(probed: _Probed, target: str, chip: Chip, argument_bytes: int, output_bytes: int) -> Measurement:
-    module, need = probed.module, probed.assignment.bytes
-    peak, timeline = live_ranges(module, held=probed.assignment.held)
+def _read(folder: Path) -> _Scheduled:
+    """What the compiler dumped of a program that it has scheduled."""
+    assignment = parse_assignment(read_dump(folder, _ASSIGNMENT))
+    return _Scheduled(parse(read_dump(folder, "*after_optimizations.txt")), assignment)
+
+
+def _measurement(scheduled: _Scheduled, target: str, chip: Chip, argument_bytes: int, output_bytes: int) -> Measurement:
+    module, need = scheduled.module, scheduled.assignment.bytes
+    peak, timeline = live_ranges(module, held=scheduled.assignment.held)
     cost = program_cost(module, chip)
     code = estimated_code_bytes(module)
     return Measurement(
@@ -167,7 +176,6 @@ def _measurement(probed: _Probed, target: str, chip: Chip, argument_bytes: int, 
 
 def _compiled(
     probe: Measurement,
-    need_bytes: int,
     executable: Any,
     module: Module,
     live: tuple[int, Timeline],
@@ -178,10 +186,11 @@ def _compiled(
     stats = executable.get_compiled_memory_stats()
     cost = program_cost(module, chip)
     code = stats.generated_code_size_in_bytes
-    if limit_bytes is None or limit_bytes - need_bytes > 2 * code:
+    need = probe.required_bytes - probe.code_bytes
+    if limit_bytes is None or limit_bytes - need > 2 * code:
         # where memory is plentiful the compiler spends more of it on code than it must
         code = min(code, probe.code_bytes)
-    required, said_by = need_bytes + code + _SLACK_BYTES, "probed"
+    required, said_by = need + code, "probed"
     held = stats.argument_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     allocated = held + stats.temp_size_in_bytes
     # The probe's need is of the program as written, not of what the compiler makes of it; and near a limit schedules that hide
@@ -233,7 +242,7 @@ def _about_kernels(cost: ProgramCost) -> tuple[str, ...]:
 
 
 def _refused(probe: Measurement, error: Exception, limit_bytes: int | None) -> Measurement:
-    """A program that does not fit: the probe's figures, and what the compiler would have used if it got to say so."""
+    """A program that does not fit: the figures of what was scheduled, and what it would have used by the compiler's word."""
     used = used_bytes(str(error))
     required = probe.required_bytes if used is None else used
     reason = str(error).splitlines()[0]
