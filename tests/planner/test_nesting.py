@@ -115,6 +115,12 @@ def test_no_nest_that_fits_is_faster(line: list[Stage], budget: int) -> None:
     assert nest.seconds == pytest.approx(min(fitting))
 
 
+def test_the_referee_holds_a_gradient_beside_the_input_that_it_is_of() -> None:
+    line = [Stage(key, size, 1.0, 0, (StageChoice("all", 0, 0, 0.0),), size) for key, size in (("a", 0), ("b", 1))]
+    assert minimum_budget(line) == 2
+    assert replay_nest(line, solve(line, budget_bytes=2)).peak_bytes == 2
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.lists(stages, min_size=8, max_size=20), st.integers(20, 60), st.integers(4, 30))
 def test_a_coarse_grid_never_overruns_the_budget(line: list[Stage], budget: int, grid: int) -> None:

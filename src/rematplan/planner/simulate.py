@@ -154,7 +154,7 @@ def replay_nest(line: Line, nest: Nest) -> NestReplay:
             seconds += item.choice.backward_seconds
             del held[owner, i, "kept"]
             held["gradient", item.stage] = line[item.stage].gradient_bytes
-        here(0)
+            here(0)  # its input is held still
 
     run(nest, "line")
     return NestReplay(peak, seconds, tuple(runs))
