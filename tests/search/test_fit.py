@@ -122,7 +122,7 @@ def test_several_targets_beside_each_other_with_prices():
 @pytest.mark.slow
 def test_a_tpu_is_asked_for_the_last_word():
     """Probes of a TPU only say where to look: both ends are decided by full compiles with the budget as the limit."""
-    budget, keywords = 40 * MIB, {"blocks": 4, "features": 256}
+    budget, keywords = 40 * MIB, {"blocks": 3, "features": 256}
     arguments = {"targets": "tpu-v5e", "budget": budget, "multiple_of": 512, "keywords": keywords}
     (row,) = rp.fit(workloads.mlp, **arguments).rows
     assert row.plain.value < row.best.value == row.above.value - 512

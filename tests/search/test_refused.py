@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -79,11 +80,12 @@ def test_nothing_above_the_reach_is_compiled(search, refusing):
 
 
 def test_the_smallest_end_of_a_frontier_on_tpu_is_begun_where_predictions_allow(search, monkeypatch):
-    asked = []
+    asked, tries = [], []
 
-    def plan(budget, *, finalists, reach):
+    def plan(budget, *, finalists, most_compiles, reach):
         asked.append((budget, reach))
-        if len(asked) < 3:
+        tries.append(most_compiles)
+        if len(asked) < 4:
             raise InfeasibleBudget("no", minimum_bytes=0, parts={}, findings=())
         return "found"
 
@@ -94,9 +96,12 @@ def test_the_smallest_end_of_a_frontier_on_tpu_is_begun_where_predictions_allow(
         (resolve("tpu-v5e"), int(1.01 * smallest), 1.0),
     ):
         asked.clear()
+        tries.clear()
         monkeypatch.setattr(search, "target", target)
         assert (target.kind is Kind.TPU) == (reach == 1.0)
         assert searches._smallest(search) == "found"
-        assert [r for _, r in asked] == [reach] * 3
+        assert [r for _, r in asked] == [reach] * 4
+        assert all(most <= 2 for most in tries) == (target.kind is Kind.TPU)
         budgets = [b for b, _ in asked]
-        assert budgets == [first, int(1.01 * first), int(1.01 * int(1.01 * first))]
+        growth = [after / before for before, after in pairwise(budgets)]
+        assert budgets[0] == first and growth == pytest.approx([1.01, 1.01**2, 1.01**4], rel=1e-4)

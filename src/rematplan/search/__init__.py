@@ -22,7 +22,7 @@ from rematplan.program.graph import Nesting
 from rematplan.program.loss import traced_loss
 from rematplan.records import Frontier, FrontierPoint, Model, Row
 from rematplan.report.run import versions
-from rematplan.search.planning import FINALISTS, JUST_ABOVE, Found, Search
+from rematplan.search.planning import FINALISTS, JUST_ABOVE, MOST_COMPILES, Found, Search
 from rematplan.target.executors import ExecutorLike, using
 from rematplan.target.measurement import Measurement, attributed
 from rematplan.target.target import Kind, Target, resolve
@@ -36,6 +36,7 @@ POINTS = 12
 # Of a frontier's points between its ends.
 COMPILED_BETWEEN = 2
 SMALLEST_GROWTH = 1.01
+SMALLEST_TRIES = 2
 # The attribute of a workload that keeps its searches, which hold the workload: both go together.
 _SEARCHES = "_searches"
 
@@ -160,15 +161,19 @@ def _smallest(search: Search) -> Found:
     """The plan of the smallest budget; what is predicted to be the smallest may be a little less.
 
     A TPU's compiler has often made all of a program's code before it refuses it: what is predicted to need no more than one
-    step above the smallest is tried there at once, and nothing that is predicted to need more.
+    step above the smallest is tried there at once, and nothing that is predicted to need more. Where SparseCores run beside it,
+    a program grows with its limit and may be refused step after step: each is twice the one before, with few tries.
     """
     on_tpu = search.target.kind is Kind.TPU
     budget = int(search.probes.smallest_bytes() * (SMALLEST_GROWTH if on_tpu else 1.0))
+    reach, tries = (1.0, SMALLEST_TRIES) if on_tpu else (JUST_ABOVE, MOST_COMPILES)
+    growth = SMALLEST_GROWTH
     while True:
         try:
-            return search.plan(budget, finalists=1, reach=1.0 if on_tpu else JUST_ABOVE)
+            return search.plan(budget, finalists=1, most_compiles=tries, reach=reach)
         except InfeasibleBudget as error:
-            budget = max(int(budget * SMALLEST_GROWTH), error.minimum_bytes)
+            budget = max(int(budget * growth), error.minimum_bytes)
+            growth **= 2
 
 
 def _search(
