@@ -11,8 +11,8 @@ VENV := .venv
 NEWEST := .venv-newest
 BIN := $(VENV)/bin
 DEMO_OUT ?= rematplan-demo
-# Two workers: compile children of the tests take a core each.
-PYTEST_ARGS ?= -n 2
+# Two workers: compile children of the tests take a core each. One that is done takes from what the other has left.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 .PHONY: demo docs test test-long fast check lint types imports check-newest check-remat3 check-newest-remat3 clean help
 

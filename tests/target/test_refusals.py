@@ -15,11 +15,13 @@ from rematplan.target import compiler, tpu
 from rematplan.target.cache import Cache
 from rematplan.target.chips import chips
 from rematplan.target.compiler import lower
+from rematplan.target.measurement import decode, encode
 from rematplan.target.target import resolve
 from rematplan.target.tpu import used_bytes
 from tests.target.hlo_texts import CHAIN
 
 MIB, GIB = 1 << 20, 1 << 30
+ANOTHER = CHAIN.replace("dot(%c, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}", "add(%c, %a)")
 ONE_DEVICE = (
     "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 1.24G of 600.00M hbm. Exceeded capacity by 1M."
 )
@@ -119,6 +121,26 @@ def test_the_second_probe_is_nearer_to_the_need(first_need, limits, need):
     )  # fmt: skip
     assert asked == limits
     assert found.required_bytes - found.code_bytes == pytest.approx(need * MIB, abs=MIB)
+
+
+@pytest.mark.parametrize(("once", "limits"), [(False, [4, 48]), (True, [4])])
+@pytest.mark.parametrize("second", [CHAIN, ANOTHER])
+def test_a_probe_says_whether_its_limit_matters(once, limits, second):
+    asked = []
+
+    def compile_(options):
+        asked.append(options["xla_tpu_max_hbm_size_mib"])
+        dump(Path(options["xla_dump_to"]), 64 * MIB, CHAIN if len(asked) == 1 else second)
+        raise RuntimeError(SEVERAL)
+
+    found = tpu.measure(
+        compile_, target="tpu-v5e", chip=chips()["tpu-v5e"], argument_bytes=3 * MIB, output_bytes=MIB, full=False,
+        once=once, limit_bytes=None, own_rematerialization=False,
+    )  # fmt: skip
+    assert asked == limits
+    assert found.limit_matters is (once or second != CHAIN)  # nobody knows after one
+    assert decode(encode(found)) == found
+    assert "limit_matters" not in found.to_json()
 
 
 @pytest.mark.parametrize(

@@ -336,4 +336,6 @@ def _predicted(figures: Figures) -> dict[str, Any]:
 def _source(figures: Figures) -> str:
     if not figures.measurements:
         return "predicted from the choices that it mixes"
-    return "predicted from programs with repeated blocks cut out" if figures.folded else "probed"
+    if figures.folded:
+        return "predicted from programs with repeated blocks cut out"
+    return "probed" if figures.measurements[-1][1].cycles is None else "compiled before, without a limit"

@@ -30,6 +30,7 @@ from rematplan.search.mixing import Mix, Priced, fastest, mixes
 from rematplan.search.nesting import NESTED, fastest_nest, nested
 from rematplan.search.prices import Prices
 from rematplan.search.problem import Problem
+from rematplan.target.measurement import Source
 
 # Probes cost in proportion to the program; a compile costs a fixed time and more. So many operations may be probed in
 # all, between so many probes.
@@ -37,6 +38,9 @@ PROBED_OPERATIONS = 20_000
 PROBES = (22, 60)
 PROBES_PER_BUDGET = 8  # even when the others are spent
 LEVELS = 7
+# So many hand-written configurations whose probes are the same program under both of their limits: so are the others' then, and
+# one limit is enough (GPT of 24 blocks on v5e: 29 of 29 the same; perceptrons with regions on v5e are not).
+ENOUGH_ALIKE = 5
 # Mixtures that are compiled beside uniform candidates, at most.
 MIXES = 2
 MIX_ROUNDS = 2
@@ -108,6 +112,9 @@ class Probes:
         # a deep program is not probed whole for what mixtures of the others predict: all blocks but the last
         irregular = lambda c: self.problem.folds and c.period is None and not c.configuration.loops
         self._probe([c for c in self._hand_written if not c.compiler_rematerializes and not irregular(c)])
+        probes = [p.figures.measurements[-1][1] for p in self.measured.values()]
+        probes = [m for m in probes if m.source is Source.PROBED]
+        self.problem.probe_once = len(probes) >= ENOUGH_ALIKE and not any(m.limit_matters for m in probes)
         loops = in_loops(self.problem, most_levels=LEVELS)
         self._probe(loops)
         if not new_remat():

@@ -57,6 +57,7 @@ class Problem:
       traced: the loss as a traced program.
       coarse, fine: its blocks, one for each repeated period, and one for each good cut.
       probes, compiles: how many measurements were asked for.
+      probe_once: probe under one limit alone (TPU).
       tracing_seconds, lowering_seconds, compiling_seconds: wall time so far; lowering is part of neither probes nor compiles.
     """
 
@@ -69,6 +70,7 @@ class Problem:
         self.say = progress
         self.probes = 0
         self.compiles = 0
+        self.probe_once = False
         self.lowering_seconds = 0.0
         self.compiling_seconds = 0.0
         # the program without regions, shortened to both lengths: what others are extrapolated with
@@ -245,7 +247,12 @@ class Problem:
         cut_to = self.cut_to(configuration, period) if period is not None else None
         if self.repeated is not None and period is not None and cut_to is not None:
             return self._submit_shortened(pool, self.repeated, configuration, period, cut_to, seconds)
-        found = self._probe(pool, self.whole(configuration))
+        program = self.whole(configuration)
+        if self.target.kind is Kind.TPU:  # elsewhere a probe is a compile
+            compiled = compiler.known(program, Options(), target=self.target)
+            if compiled is not None:
+                return lambda: as_probed(compiled, seconds)
+        found = self._probe(pool, program)
         return lambda: as_probed(found.result(), seconds)
 
     def _submit_shortened(
@@ -287,7 +294,7 @@ class Problem:
 
     def _probe(self, pool: SideBySide, program: Program) -> Future[Measurement]:
         self.probes += 1
-        return pool.submit(program, Options(method=Method.PROBE))
+        return pool.submit(program, Options(method=Method.PROBE, once=self.probe_once))
 
     def compile(self, name: str, configuration: Configuration, options: Options, *, number: str = "") -> Measurement:
         """A full compile of the whole step; `number` says which of how many it is."""

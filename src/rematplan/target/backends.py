@@ -55,6 +55,7 @@ def measure(request: dict[str, Any]) -> Measurement:
             argument_bytes=request["argument_bytes"],
             output_bytes=request["output_bytes"],
             full=request["method"] != "probe",
+            once=request["once"],
             limit_bytes=request["limit_bytes"],
             own_rematerialization=request["rematerialization"] == "on",
         )

@@ -58,12 +58,14 @@ class Options:
     Attributes:
       limit_bytes: memory limit given to the compiler (TPU), or compared with what it needs.
       compiler_options: further options, as `Lowered.compile(compiler_options=)` takes them.
+      once: of a TPU's probe: under its first limit alone, which is enough for most programs and takes half the time.
     """
 
     method: Method = Method.COMPILE
     limit_bytes: int | None = None
     rematerialization: Rematerialization = Rematerialization.OFF
     compiler_options: dict[str, Any] = field(default_factory=dict)
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -177,6 +179,11 @@ def measure(
     """
     options = Options(method, limit_bytes, rematerialization, dict(compiler_options or {}))
     return _measure(program, options, target, cache or Cache.default(), in_use(), threading.Event())
+
+
+def known(program: Program, options: Options, *, target: Target, cache: Cache | None = None) -> Measurement | None:
+    """What was measured of a program before; None if it was not, or is not kept (`local`)."""
+    return None if target.kind is Kind.LOCAL else (cache or Cache.default()).get(_key(program, options, target))
 
 
 class SideBySide:
@@ -323,6 +330,7 @@ def _request(program: Program, options: Options, target: Target) -> dict[str, An
         "method": options.method.value,
         "limit_bytes": options.limit_bytes,
         "rematerialization": options.rematerialization.value,
+        "once": options.once,
         "compiler_options": options.compiler_options,
         "flags": user_flags(),
         "versions": made_with(target),
@@ -358,6 +366,7 @@ def _key(program: Program, options: Options, target: Target) -> str:
         "limit": options.limit_bytes,
         "rematerialization": options.rematerialization.value,
         "options": options.compiler_options,
+        **({"once": True} if options.once and target.kind is Kind.TPU else {}),
         "versions": compiler_versions(target),
         "flags": user_flags(),
     }

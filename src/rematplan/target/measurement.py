@@ -181,6 +181,7 @@ class Measurement(Displayed):
       fits_limit: whether it compiled under that limit, or needs no more; None if no limit was asked for.
       modules: seconds by module and pass; they add up to `seconds`, but for copies to the host.
       costs: cost by kind of instruction, from which `cycles.CycleTable` learns; `to_json` leaves it out.
+      limit_matters: False if a TPU's probe found the same program under both of its limits; `to_json` leaves it out.
     """
 
     KIND = "measure"
@@ -211,6 +212,7 @@ class Measurement(Displayed):
     warnings: tuple[str, ...] = ()
     modules: tuple[ModuleTime, ...] = ()
     costs: tuple[InstructionCost, ...] = field(default=(), repr=False)
+    limit_matters: bool = field(default=True, repr=False)
 
     def held_against(self, limit_bytes: int | None) -> Measurement:
         """The same figures, with whether they fit under a limit where the compiler was not given one."""
@@ -222,7 +224,7 @@ class Measurement(Displayed):
         """A JSON-ready dictionary; enums become their values."""
         timeline = dataclasses.replace(self.timeline, argument_bytes=())
         plain = _plain(dataclasses.asdict(dataclasses.replace(self, costs=(), timeline=timeline)), leave_out="costs")
-        del plain["timeline"]["argument_bytes"]
+        del plain["timeline"]["argument_bytes"], plain["limit_matters"]
         return plain
 
 
@@ -230,6 +232,7 @@ def encode(measurement: Measurement) -> dict[str, Any]:
     """Everything in a measurement as JSON-ready data, for `decode`: what the cache and compile children pass on."""
     encoded = measurement.to_json()
     encoded["timeline"]["argument_bytes"] = list(measurement.timeline.argument_bytes)
+    encoded["limit_matters"] = measurement.limit_matters
     encoded["costs"] = [[c.fingerprint, c.count, c.cycles, c.roofline_seconds, list(c.work)] for c in measurement.costs]
     return encoded
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +53,8 @@ _CODE_BYTES_OF_FUSION = 100 << 10
 
 # A limit as small as arguments + outputs distorts some schedules: perceptrons with regions then need up to an eighth more,
 # and a transformer with SparseCores on v6e up to a third. At three quarters of that they are scheduled as near their own
-# limit; no fixed multiple of arguments + outputs does it (2 is too little for a perceptron, 1.25 enough for another).
+# limit; no fixed multiple of arguments + outputs does it (2 is too little for a perceptron, 1.25 enough for another). Most
+# programs are the same under both limits, to the last instruction.
 _NEARER_LIMIT = 0.75
 
 Compile = Callable[[dict[str, Any]], Any]
@@ -65,6 +67,13 @@ class _Scheduled:
     module: Module
     assignment: Assignment
 
+    def differs(self, other: _Scheduled) -> bool:
+        """Whether the compiler made another program of the same."""
+        return self.assignment.bytes != other.assignment.bytes or self._opcodes() != other._opcodes()
+
+    def _opcodes(self) -> Counter[str]:
+        return Counter(i.opcode for c in self.module.computations.values() for i in c.instructions)
+
 
 def measure(
     compile_: Compile,
@@ -74,6 +83,7 @@ def measure(
     argument_bytes: int,
     output_bytes: int,
     full: bool,
+    once: bool = False,
     limit_bytes: int | None,
     own_rematerialization: bool,
 ) -> Measurement:
@@ -81,6 +91,7 @@ def measure(
 
     Args:
       compile_: compiles the program under these compiler options; raises what the compiler raises.
+      once: probe it under the first limit alone.
       limit_bytes: HBM that a full compile may use.
       own_rematerialization: let the compiler rematerialize by itself in a full compile.
     """
@@ -89,8 +100,9 @@ def measure(
     def near_need(scheduled: _Scheduled, under_bytes: int) -> Measurement:
         """Of the program as scheduled under a limit near enough to its need: this one, or else another."""
         nearer_bytes = max(held_bytes, round(_NEARER_LIMIT * scheduled.assignment.bytes))
-        near = scheduled if under_bytes >= nearer_bytes else _probe(compile_, nearer_bytes)
-        return _measurement(near, target, chip, argument_bytes, output_bytes)
+        near = scheduled if once or under_bytes >= nearer_bytes else _probe(compile_, nearer_bytes)
+        found = _measurement(near, target, chip, argument_bytes, output_bytes)
+        return replace(found, limit_matters=once or near.differs(scheduled))
 
     if not full:
         probe = near_need(_probe(compile_, held_bytes), held_bytes)
