@@ -116,7 +116,7 @@ def measure(
             # the dump takes some hundredths of a compile's time; to compile again where it is missed would take all of it
             executable = compile_({**options, "xla_dump_to": folder})
         except Exception as error:
-            if not _is_out_of_memory(error) or not any(Path(folder).glob(_ASSIGNMENT)):
+            if not _was_scheduled(error, Path(folder)):
                 raise
             refused = near_need(_read(Path(folder)), limit_bytes or chip.compiler_memory_bytes)
             return _refused(refused, error, limit_bytes)
@@ -139,9 +139,14 @@ def _probe(compile_: Compile, limit_bytes: int) -> _Scheduled:
         try:
             compile_(options)
         except Exception as error:
-            if not _is_out_of_memory(error) or not any(Path(folder).glob(_ASSIGNMENT)):
+            if not _was_scheduled(error, Path(folder)):
                 raise
         return _read(Path(folder))
+
+
+def _was_scheduled(error: Exception, folder: Path) -> bool:
+    """Whether HBM ran out after the compiler had assigned buffers, so that its dump says what the program needs."""
+    return _is_out_of_memory(error) and any(folder.glob(_ASSIGNMENT))
 
 
 def _read(folder: Path) -> _Scheduled:
