@@ -97,15 +97,18 @@ def measure(
     """
     held_bytes = argument_bytes + output_bytes
 
-    def near_need(scheduled: _Scheduled, under_bytes: int) -> Measurement:
+    def near_need(scheduled: _Scheduled, under_bytes: int) -> _Scheduled:
         """Of the program as scheduled under a limit near enough to its need: this one, or else another."""
         nearer_bytes = max(held_bytes, round(_NEARER_LIMIT * scheduled.assignment.bytes))
-        near = scheduled if once or under_bytes >= nearer_bytes else _probe(compile_, nearer_bytes)
-        found = _measurement(near, target, chip, argument_bytes, output_bytes)
-        return replace(found, limit_matters=once or near.differs(scheduled))
+        return scheduled if under_bytes >= nearer_bytes else _probe(compile_, nearer_bytes)
+
+    def figures(scheduled: _Scheduled) -> Measurement:
+        return _measurement(scheduled, target, chip, argument_bytes, output_bytes)
 
     if not full:
-        probe = near_need(_probe(compile_, held_bytes), held_bytes)
+        first = _probe(compile_, held_bytes)
+        near = first if once else near_need(first, held_bytes)
+        probe = replace(figures(near), limit_matters=once or near.differs(first))
         fits = None if limit_bytes is None else probe.required_bytes <= limit_bytes
         return replace(probe, limit_bytes=limit_bytes, fits_limit=fits)
     options: dict[str, Any] = {} if own_rematerialization else dict(_REMATERIALIZATION_OFF)
@@ -118,11 +121,11 @@ def measure(
         except Exception as error:
             if not _was_scheduled(error, Path(folder)):
                 raise
-            refused = near_need(_read(Path(folder)), limit_bytes or chip.compiler_memory_bytes)
+            refused = figures(near_need(_read(Path(folder)), limit_bytes or chip.compiler_memory_bytes))
             return _refused(refused, error, limit_bytes)
         module = parse(scheduled_text(lambda: executable.hlo_modules()[0].to_string(), lambda: Path(folder)))
         assignment = parse_assignment(read_dump(Path(folder), _ASSIGNMENT))
-    probe = near_need(_Scheduled(module, assignment), 0)  # without the generated code, whatever the limit was
+    probe = figures(near_need(_Scheduled(module, assignment), 0))  # without the generated code, whatever the limit was
     timeline = live_ranges(module, held=assignment.held)
     return _compiled(probe, executable, module, timeline, chip, limit_bytes, own_rematerialization)
 
